@@ -1,0 +1,221 @@
+"""RC-Align: leave-one-domain-out episodes, a first-order meta step, domain-class alignment, manifold mixup.
+
+One episode holds out a query domain q; the others are the support S. With features z = f(x), all in one forward pass:
+
+    plain   L_inner = CE(S) + w * DA(S)
+    mixed   L_inner = mean over ring pairs (a, b) of S, lam ~ Beta(m, m), z = lam z_a + (1 - lam) z_b:
+                      lam [CE(z, y_a) + w DA(z, y_a, a)] + (1 - lam) [CE(z, y_b) + w DA(z, y_b, b)]
+    theta'  = theta - inner_rate * grad L_inner(theta)
+    L_outer = CE(q; theta') + outer_alignment * DA(q; theta')
+
+and the optimizer receives, by ``meta_gradient``,
+
+    outer   grad L_outer at theta'                            (Algorithm 1 to the letter, first order)
+    mldg    grad L_inner(theta) + outer_weight * grad L_outer at theta'   (first order; the default)
+    exact   grad of L_outer(theta'(theta)), through the inner step        (second order)
+
+DA is ``functional.alignment.alignment_loss``. ``meta = false`` trains on L_inner with every source domain as support.
+
+Paper: RC-Align (ICML 2026), Algorithms 1 and 2. What it leaves open and what was chosen here: docs/fidelity.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
+from rcalign.algorithms.lookahead import LookAhead
+from rcalign.functional.alignment import alignment_loss, centroids, pair_sums, shrunk_centroids
+from rcalign.functional.mixing import mix, ring_pairs
+from rcalign.registry import Traits, register
+from rcalign.spaces import Choice, Field, LogUniform, Uniform
+from rcalign.types import Batch
+
+
+@register(
+    "RC-Align",
+    summary="leave-one-domain-out meta-learning with domain-class alignment and manifold mixup",
+    paper="Yeom et al., Robust Domain Generalization under Divergent Marginal and Conditional Distributions (2026)",
+    family="meta-learning, alignment",
+    traits=Traits(min_domains=2, erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0))),
+)
+class RCAlign(Algorithm):
+    @dataclass(frozen=True, kw_only=True)
+    class Hparams(BaseHparams):
+        meta: Annotated[bool, Field("hold out a query domain in each step; false: no meta-learning")] = True
+        meta_gradient: Annotated[
+            str, Field("what updates the parameters (see above)", choices=("mldg", "outer", "exact"))
+        ] = "mldg"
+        episodes: Annotated[str, Field("one query domain per step, or all of them in turn", choices=("one", "all"))] = (
+            "one"
+        )
+        inner_rate: Annotated[float, Field("step size of the look-ahead", LogUniform(1e-5, 1e-3), minimum=0)] = 1e-3
+        outer_weight: Annotated[
+            float, Field("weight of the look-ahead gradient under 'mldg'", LogUniform(0.1, 10), minimum=0)
+        ] = 1.0
+        alignment_weight: Annotated[
+            float, Field("weight of the alignment loss (0: none)", Choice(0.1, 0.5, 1.0, 2.0), minimum=0)
+        ] = 1.0
+        outer_alignment: Annotated[
+            float, Field("weight of the query domain's alignment loss in the outer loss (the paper: 0)", minimum=0)
+        ] = 0.0
+        temperature: Annotated[
+            float, Field("temperature of the alignment loss", LogUniform(0.1, 10**0.5), minimum=1e-6)
+        ] = 1.0
+        denominator: Annotated[
+            str, Field("which centroids stand in the denominator", choices=("negatives", "all_but_own"))
+        ] = "negatives"
+        centroids: Annotated[
+            str, Field("where centroids come from: this batch or a bank", choices=("batch", "ema", "shrunk"))
+        ] = "batch"
+        centroid_momentum: Annotated[float, Field("share of the old value in the bank", minimum=0, maximum=1)] = 0.9
+        shrinkage: Annotated[float, Field("samples that the class mean counts for in 'shrunk'", minimum=0)] = 10.0
+        mixup_alpha: Annotated[
+            float, Field("Beta parameter of manifold mixup (0: none)", Uniform(0.1, 1.0), minimum=0)
+        ] = 0.2
+
+    def build(self) -> None:
+        self._look_ahead = LookAhead(self)
+        self._queries: list[int] = []  # domains still to have their turn as query, in order
+        if self.hparams.centroids != "batch":
+            shape = (self.spec.num_domains, self.spec.num_classes)
+            self.register_buffer("bank", torch.zeros(*shape, self.features_dim))
+            self.register_buffer("bank_seen", torch.zeros(shape, dtype=torch.bool))
+            self.register_buffer("pair_counts", self.spec.count_matrix)
+
+    def step(self, batch: Batch) -> Logs:
+        batch = self.checked(batch)
+        if not self.hparams.meta:
+            features, logits = self(batch.x)
+            mu, present = self._centroids(features, batch)
+            inner, logs = self._inner(features, logits, batch, mu, present)
+            self.descend(inner)
+            return {"loss": inner.detach(), **logs}
+        logs = {}
+        for query in self._turn():
+            logs = self._episode(batch, query)
+        self.steps_done += 1
+        return logs
+
+    def _turn(self) -> list[int]:
+        """The query domains of this step: all, or the next of a shuffled round without replacement."""
+        if not self._queries:
+            self._queries = [int(k) for k in self.rng.permutation(self.spec.num_domains)]
+        if self.hparams.episodes == "all":
+            turn, self._queries = self._queries, []
+            return turn
+        return [self._queries.pop(0)]
+
+    def _episode(self, batch: Batch, query: int) -> Logs:
+        """One leave-one-domain-out episode and its update."""
+        h = self.hparams
+        support = batch.select([k for k in range(batch.num_domains) if k != query])
+        held_out = batch.select([query])
+        features, logits = self(support.x)
+        mu, present = self._centroids(features, support)
+        inner, logs = self._inner(features, logits, support, mu, present)
+
+        self.optimizer.zero_grad(set_to_none=True)
+        if h.meta_gradient == "exact":
+            outer = self._exact_outer(inner, held_out, mu, present)
+            outer.backward()
+        else:
+            inner.backward()
+            self._look_ahead.move(h.inner_rate, accumulate=h.meta_gradient == "mldg")
+            outer = self._outer(self._look_ahead(held_out.x), held_out, mu, present)
+            (outer * h.outer_weight if h.meta_gradient == "mldg" else outer).backward()
+            if h.meta_gradient == "outer":
+                self._look_ahead.take_gradients()
+        self.optimizer.step()
+        return {"loss": inner.detach() + outer.detach(), "outer": outer.detach(), **logs}
+
+    def _inner(
+        self, features: Tensor, logits: Tensor, batch: Batch, mu: Tensor, present: Tensor
+    ) -> tuple[Tensor, Logs]:
+        """L_inner on the domains of this batch that have rows."""
+        domains = [k for k, size in enumerate(batch.sizes) if size]
+        pairs = ring_pairs(domains, self.rng) if self.hparams.mixup_alpha > 0 else []
+        if not pairs:
+            ce = F.cross_entropy(logits, batch.y)
+            da = self._alignment(features, batch.y, batch.domain, mu, present)
+        else:
+            z, y = batch.split(features), batch.split(batch.y)
+            ces, das = [], []
+            for a, b in pairs:
+                lam = float(self.rng.beta(self.hparams.mixup_alpha, self.hparams.mixup_alpha))
+                mixed = mix(z[a], z[b], lam)
+                scores = self.head(mixed)
+                for k, weight in ((a, lam), (b, 1 - lam)):
+                    labels = y[k][: len(mixed)]
+                    ces.append(weight * F.cross_entropy(scores, labels))
+                    das.append(weight * self._alignment(mixed, labels, torch.full_like(labels, k), mu, present))
+            ce, da = torch.stack(ces).sum() / len(pairs), torch.stack(das).sum() / len(pairs)
+        return ce + self.hparams.alignment_weight * da, {"cross_entropy": ce.detach(), "alignment": da.detach()}
+
+    def _outer(self, output: tuple[Tensor, Tensor], batch: Batch, mu: Tensor, present: Tensor) -> Tensor:
+        """L_outer of the query batch, from its features and logits."""
+        features, logits = output
+        loss = F.cross_entropy(logits, batch.y)
+        if self.hparams.outer_alignment > 0:
+            da = self._alignment(features, batch.y, batch.domain, mu, present)
+            loss = loss + self.hparams.outer_alignment * da
+        return loss
+
+    def _exact_outer(self, inner: Tensor, held_out: Batch, mu: Tensor, present: Tensor) -> Tensor:
+        """L_outer at theta'(theta) with its graph kept through the inner step."""
+        named = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        gradients = torch.autograd.grad(inner, list(named.values()), create_graph=True, allow_unused=True)
+        ahead = {
+            name: p if g is None else p - self.hparams.inner_rate * g
+            for (name, p), g in zip(named.items(), gradients, strict=True)
+        }
+        return self._outer(torch.func.functional_call(self, ahead, (held_out.x,)), held_out, mu, present)
+
+    def _alignment(self, features: Tensor, y: Tensor, domain: Tensor, mu: Tensor, present: Tensor) -> Tensor:
+        if self.hparams.alignment_weight == 0 and self.hparams.outer_alignment == 0:
+            return features.new_zeros(())
+        return alignment_loss(
+            features,
+            y,
+            domain,
+            mu,
+            present,
+            temperature=self.hparams.temperature,
+            denominator=self.hparams.denominator,
+        )
+
+    @torch.no_grad()
+    def _centroids(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Centroids (K, C, h) and which of them exist (K, C), of the domains in this batch only."""
+        shape = (self.spec.num_domains, self.spec.num_classes)
+        if self.hparams.centroids == "batch":
+            return centroids(features, batch.y, batch.domain, *shape)
+        sums, counts = pair_sums(F.normalize(features, dim=1), batch.y, batch.domain, *shape)
+        found = counts > 0
+        means = sums / counts.clamp(min=1)[..., None]
+        momentum = torch.where(self.bank_seen, self.hparams.centroid_momentum, 0.0)[..., None]  # first seen: copied
+        self.bank.copy_(torch.where(found[..., None], momentum * self.bank + (1 - momentum) * means, self.bank))
+        self.bank_seen |= found
+        here = torch.tensor([size > 0 for size in batch.sizes], device=features.device)
+        present = self.bank_seen & here[:, None]
+        if self.hparams.centroids == "ema":
+            return F.normalize(self.bank, dim=2), present
+        return shrunk_centroids(self.bank, present, self.pair_counts, self.hparams.shrinkage), present
+
+    def more_state(self) -> dict[str, Any]:
+        return {"queries": list(self._queries)}
+
+    def load_more_state(self, state: Mapping[str, Any]) -> None:
+        self._queries = [int(k) for k in state["queries"]]
+
+    bank: Tensor
+    bank_seen: Tensor
+    pair_counts: Tensor
+    rng: np.random.Generator

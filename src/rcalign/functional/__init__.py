@@ -1,0 +1,1 @@
+"""The mathematics: pure functions of tensors. No state, no devices, no files."""

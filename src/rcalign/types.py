@@ -1,0 +1,114 @@
+"""The values that pass between the stages: what a data set looks like, a batch, the result of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What an algorithm may know about the training data before it sees a batch.
+
+    classes: C names. domains: K names of the *source* domains, in the order of ``Batch.domain``.
+    counts: K rows of C numbers, the training samples of each (domain, class) pair.
+    input_shape: the shape of one sample as the network reads it, e.g. (3, 72, 72) or (1280,).
+
+    >>> spec = DataSpec(("cat", "dog"), ("photo", "sketch"), ((5, 5), (9, 0)), (3, 72, 72))
+    >>> spec.num_classes, spec.num_domains, spec.count_matrix.sum().item()
+    (2, 2, 19)
+    """
+
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    input_shape: tuple[int, ...]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def num_domains(self) -> int:
+        return len(self.domains)
+
+    @property
+    def count_matrix(self) -> Tensor:
+        """(K, C) int64."""
+        return torch.tensor(self.counts, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of all source domains, grouped by domain in ascending order.
+
+    x: (N, ...) float. y: (N,) int64 class positions. domain: (N,) int64 positions in ``DataSpec.domains``.
+    index: (N,) int64 rows of the data set (-1 where unknown). sizes: K numbers of rows, one for each domain.
+
+    >>> batch = Batch.from_domains([(torch.zeros(2, 3), torch.tensor([0, 1])), (torch.ones(1, 3), torch.tensor([1]))])
+    >>> batch.sizes, batch.domain.tolist(), [len(part.y) for part in batch.per_domain()]
+    ((2, 1), [0, 0, 1], [2, 1])
+    """
+
+    x: Tensor
+    y: Tensor
+    domain: Tensor
+    index: Tensor
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def from_domains(cls, parts: Sequence[tuple[Tensor, Tensor]], index: Tensor | None = None) -> Batch:
+        """One batch from (x, y) of domain 0, 1, ..., K - 1."""
+        sizes = tuple(len(y) for _, y in parts)
+        y = torch.cat([y for _, y in parts])
+        domain = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(sizes)).to(y.device)
+        if index is None:
+            index = torch.full_like(y, -1)
+        return cls(torch.cat([x for x, _ in parts]), y, domain, index, sizes)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def num_domains(self) -> int:
+        return len(self.sizes)
+
+    def split(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Row-wise results of the whole batch, e.g. features (N, h), cut into one piece for each domain."""
+        return torch.split(values, list(self.sizes))
+
+    def per_domain(self) -> Iterator[Batch]:
+        """The K single-domain batches, in order; each keeps its rows' domain positions."""
+        for k in range(self.num_domains):
+            yield self.select([k])
+
+    def select(self, domains: Sequence[int]) -> Batch:
+        """The rows of the given domains only (ascending). ``sizes`` keeps K entries, 0 for the others."""
+        if len(domains) == self.num_domains:
+            return self
+        starts = [0]
+        for size in self.sizes:
+            starts.append(starts[-1] + size)
+        chosen = sorted(domains)
+
+        def rows(values: Tensor) -> Tensor:
+            pieces = [values[starts[k] : starts[k + 1]] for k in chosen]
+            return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+        sizes = tuple(size if k in set(chosen) else 0 for k, size in enumerate(self.sizes))
+        return Batch(rows(self.x), rows(self.y), rows(self.domain), rows(self.index), sizes)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        return Batch(self.x.to(device), self.y.to(device), self.domain.to(device), self.index.to(device), self.sizes)
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a loss returns: the scalar to descend, and numbers to log (0-d tensors or floats, detached)."""
+
+    loss: Tensor
+    logs: dict[str, Tensor | float] = field(default_factory=dict)
