@@ -226,6 +226,10 @@ class Algorithm(nn.Module):
         self.load_state_dict(state["weights"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+            for parameter, values in optimizer.state.items():  # moments in the parameters' own memory layout
+                for key, value in values.items():
+                    if isinstance(value, Tensor) and value.shape == parameter.shape:
+                        values[key] = torch.empty_like(parameter).copy_(value)
         self.rng.bit_generator.state = state["random"]
         self.steps_done = int(state["steps_done"])
         self.load_more_state(state["more"])
