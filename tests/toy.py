@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,7 @@ class ConvStages(nn.Module):
         super().__init__()
         widths = (channels, 6, 8, 12)
         self.stages = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1), nn.ReLU())
-            for a, b in zip(widths, widths[1:], strict=False)
+            nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1), nn.ReLU()) for a, b in itertools.pairwise(widths)
         )
 
     def forward(self, x: Tensor) -> Tensor:
