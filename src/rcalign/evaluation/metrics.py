@@ -1,0 +1,195 @@
+"""What a classifier's outputs are worth: pure functions of numpy arrays.
+
+Everywhere: logits (n, C) floats, probabilities (n, C) with rows that sum to one, y (n,) class positions, domain (n,)
+domain positions, counts (K, C) training samples of each (domain, class) pair. A figure of no rows is an error, not a
+silent nan.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.special import log_softmax
+
+from rcalign.errors import InputError
+
+Floats = NDArray[np.floating[Any]]
+Integers = NDArray[np.integer[Any]]
+
+TEMPERATURES = (0.01, 100.0)  # where ``fit_temperature`` looks
+
+
+def softmax(logits: ArrayLike) -> Floats:
+    """Probabilities from logits, along the last axis; no overflow for logits of any size.
+
+    >>> softmax([[0.0, 0.0], [1000.0, 0.0]]).tolist()
+    [[0.5, 0.5], [1.0, 0.0]]
+    """
+    return np.exp(log_softmax(_floats(logits), axis=-1))
+
+
+def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
+    """Share of rows whose largest logit is the label's (of equal logits the first counts).
+
+    >>> accuracy([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1])
+    0.6666666666666666
+    """
+    scores, labels = _rows(logits, y)
+    return float((scores.argmax(1) == labels).mean())
+
+
+def balanced_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
+    """Mean of the recalls of the classes that occur in ``y``.
+
+    >>> balanced_accuracy([[1.0, 0.0, 0.0]] * 4, [0, 0, 0, 1])
+    0.5
+    """
+    scores, labels = _rows(logits, y)
+    table = confusion(scores.argmax(1), labels, scores.shape[1])
+    present = table.sum(1) > 0
+    return float((np.diag(table)[present] / table.sum(1)[present]).mean())
+
+
+def shot_accuracy(
+    correct: ArrayLike, y: ArrayLike, domain: ArrayLike, counts: ArrayLike, many: int = 100, few: int = 20
+) -> dict[str, float | None]:
+    """Mean accuracy of the (domain, class) pairs in each group of training counts; None for a group without test rows.
+
+    correct (n,) bool. A pair with n training samples is zero (n = 0), few (n <= ``few``), many (n > ``many``), else
+    medium. Every pair that has test rows counts once in its group, however many rows it has.
+
+    >>> shot_accuracy([True, False, True, True], [0, 0, 1, 1], [0, 0, 0, 1], [[500, 7], [500, 0]])
+    {'many': 0.5, 'medium': None, 'few': 1.0, 'zero': 1.0}
+    """
+    table = np.asarray(counts)
+    right, labels, domains = np.asarray(correct, dtype=bool), _integers(y, "y"), _integers(domain, "domain")
+    if table.ndim != 2:
+        raise InputError(f"counts have shape {table.shape}, but one row of class counts per domain is expected.")
+    if not len(right) == len(labels) == len(domains):
+        raise InputError(
+            f"correct, y and domain have {len(right)}, {len(labels)} and {len(domains)} rows, but must have the same."
+        )
+    if many < few:
+        raise InputError(f"shot thresholds are many={many} and few={few}, but many must not be the smaller one.")
+    _within(labels, table.shape[1], "y")
+    _within(domains, table.shape[0], "domain")
+    tested, hits = np.zeros(table.shape), np.zeros(table.shape)
+    np.add.at(tested, (domains, labels), 1)
+    np.add.at(hits, (domains, labels), right)
+    groups = {
+        "many": table > many,
+        "medium": (table > few) & (table <= many),
+        "few": (table > 0) & (table <= few),
+        "zero": table == 0,
+    }
+    found: dict[str, float | None] = {}
+    for name, group in groups.items():
+        seen = group & (tested > 0)
+        found[name] = float((hits[seen] / tested[seen]).mean()) if seen.any() else None
+    return found
+
+
+def expected_calibration_error(probabilities: ArrayLike, y: ArrayLike, bins: int = 15) -> float:
+    """Mean over rows of |accuracy - mean top probability| of the row's bin; ``bins`` equal widths over (0, 1].
+
+    >>> round(expected_calibration_error([[0.8, 0.2]] * 10, [0] * 8 + [1] * 2), 12)
+    0.0
+    >>> expected_calibration_error([[1.0, 0.0]] * 10, [0] * 5 + [1] * 5)
+    0.5
+    """
+    shares, labels = _rows(probabilities, y)
+    if bins < 1:
+        raise InputError(f"the number of calibration bins is {bins}, but must be at least 1.")
+    sums = shares.sum(1)
+    if (shares < 0).any() or not np.allclose(sums, 1, atol=1e-3):
+        raise InputError("rows of probabilities must be non-negative and sum to one: apply softmax to logits first.")
+    top = shares.max(1)
+    right = shares.argmax(1) == labels
+    # bin b holds (b / bins, (b + 1) / bins]
+    where = np.clip(np.ceil(top * bins).astype(np.int64) - 1, 0, bins - 1)
+    gap = np.bincount(where, weights=right - top, minlength=bins)
+    return float(np.abs(gap).sum() / len(top))
+
+
+def negative_log_likelihood(logits: ArrayLike, y: ArrayLike) -> float:
+    """Mean of -log softmax(logits) at the label, in nats.
+
+    >>> round(negative_log_likelihood([[0.0, 0.0]], [1]), 4)
+    0.6931
+    """
+    scores, labels = _rows(logits, y)
+    return float(-log_softmax(scores, axis=1)[np.arange(len(labels)), labels].mean())
+
+
+def fit_temperature(logits: ArrayLike, y: ArrayLike) -> float:
+    """The T in ``TEMPERATURES`` that minimises the negative log likelihood of logits / T (on validation data).
+
+    The likelihood is convex in b = 1 / T, with derivative mean_i(sum_c p_ic z_ic - z_iy), p = softmax(b z): its only
+    root is found by bisection. Where every row is right (or none), T is the end of the interval.
+
+    >>> z = np.log([[0.8, 0.2]] * 10)
+    >>> y = [0] * 8 + [1] * 2
+    >>> round(fit_temperature(z, y), 6), round(fit_temperature(3 * z, y), 6)
+    (1.0, 3.0)
+    """
+    scores, labels = _rows(logits, y)
+    at_label = scores[np.arange(len(labels)), labels]
+
+    def slope(log_temperature: float) -> float:
+        return float(((softmax(scores * math.exp(-log_temperature)) * scores).sum(1) - at_label).mean())
+
+    low, high = (math.log(bound) for bound in TEMPERATURES)
+    if slope(low) <= 0:  # sharper is still better
+        return TEMPERATURES[0]
+    if slope(high) >= 0:
+        return TEMPERATURES[1]
+    return float(math.exp(brentq(slope, low, high, xtol=1e-12)))
+
+
+def confusion(predicted: ArrayLike, y: ArrayLike, classes: int) -> Integers:
+    """(C, C) numbers of rows: the true class in rows, the predicted one in columns.
+
+    >>> confusion([0, 1, 1], [0, 0, 1], 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    guesses, labels = _integers(predicted, "predicted"), _integers(y, "y")
+    if len(guesses) != len(labels):
+        raise InputError(f"there are {len(guesses)} predictions and {len(labels)} labels, but one of each is expected.")
+    _within(guesses, classes, "predicted")
+    _within(labels, classes, "y")
+    return np.bincount(labels * classes + guesses, minlength=classes * classes).reshape(classes, classes)
+
+
+def _floats(values: ArrayLike) -> Floats:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _integers(values: ArrayLike, name: str) -> Integers:
+    array = np.asarray(values)
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"{name} has values of type {array.dtype}, but whole positions are expected.")
+    return array.astype(np.int64)
+
+
+def _within(values: Integers, size: int, name: str) -> None:
+    if values.size and (values.min() < 0 or values.max() >= size):
+        raise InputError(f"{name} holds {values.min()} to {values.max()}, but positions from 0 to {size - 1} exist.")
+
+
+def _rows(scores: ArrayLike, y: ArrayLike) -> tuple[Floats, Integers]:
+    """Both checked against each other."""
+    table, labels = _floats(scores), _integers(y, "y")
+    if table.ndim != 2 or len(table) != len(labels):
+        raise InputError(
+            f"the scores have shape {table.shape} for {len(labels)} labels, but (n, classes) for n labels is expected."
+        )
+    if not len(labels):
+        raise InputError("there are no rows to measure: give at least one sample.")
+    if np.isnan(table).any():
+        raise InputError("the scores contain values that are not numbers: the model that made them has diverged.")
+    _within(labels, table.shape[1], "y")
+    return table, labels
