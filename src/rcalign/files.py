@@ -1,4 +1,4 @@
-"""Nested state on disk: tensors as safetensors, the rest as JSON in the same file's header. No pickle.
+"""Files that are safe to write and safe to read: state and weights as safetensors, JSON, never pickle.
 
 A file appears whole or not at all: it is written beside its place, flushed to disk, then renamed.
 """
