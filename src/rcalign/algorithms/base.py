@@ -159,10 +159,24 @@ class Algorithm(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (n, ...) -> features (n, h) and logits (n, C). In training mode with dropout on the features."""
+        features = self.features(x)
+        return features, self.head(features)
+
+    def features(self, x: Tensor) -> Tensor:
+        """x (n, ...) -> features (n, h). In training mode with dropout."""
         features = self.featurizer(x)
         if self.training and self.hparams.dropout > 0:
             features = self.dropped(features, self.hparams.dropout)
-        return features, self.head(features)
+        return features
+
+    def features_by_domain(self, batch: Batch) -> Tensor:
+        """Features (N, h), no domain's rows seeing another's: one joint pass, or one pass for each domain where batch
+        norm is trained, as DomainBed does in the methods that use this.
+        """
+        norms = (part for part in self.featurizer.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
+        if any(norm.training for norm in norms):
+            return torch.cat([self.features(x) for x in batch.split(batch.x)])
+        return self.features(batch.x)
 
     def dropped(self, values: Tensor, probability: float) -> Tensor:
         """Inverted dropout with this algorithm's own random numbers, the same on every device."""
