@@ -24,6 +24,15 @@ def ring_pairs(items: Sequence[int], rng: np.random.Generator) -> list[tuple[int
     return [(order[k], order[(k + 1) % len(order)]) for k in range(len(order))]
 
 
+def cyclic_pairs(order: Sequence[int]) -> list[tuple[int, int]]:
+    """Each with the next, the last with the first: as many pairs as items, one item paired with itself.
+
+    >>> cyclic_pairs([2, 0, 1]), cyclic_pairs([0, 1]), cyclic_pairs([0])
+    ([(2, 0), (0, 1), (1, 2)], [(0, 1), (1, 0)], [(0, 0)])
+    """
+    return [(item, order[(k + 1) % len(order)]) for k, item in enumerate(order)]
+
+
 def mix(a: Tensor, b: Tensor, weight: float) -> Tensor:
     """weight * a + (1 - weight) * b, rows matched by position, the longer cut: (n, ...), (m, ...) -> (min(n, m), ...).
 
