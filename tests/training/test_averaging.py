@@ -95,7 +95,7 @@ def test_swad_finds_the_valley(losses: list[float], begin: int, end: int, ended:
     average = SWAD(begin_patience=3, end_patience=2, tolerance=1.5)
     follow(average, losses, steps_each)
     assert (average.begin, average.end, average.finished) == (begin, end, ended)
-    inside = [t for t in range((begin - 1) * steps_each + 1, end * steps_each + 1)]
+    inside = list(range((begin - 1) * steps_each + 1, end * steps_each + 1))
     assert value(average) == pytest.approx(sum(inside) / len(inside), rel=1e-6)
     assert average.averaged()["seen"] == inside[-1]  # integers are copied, from the last iterate of the valley
     assert f"mean of {len(inside)} steps" in average.note

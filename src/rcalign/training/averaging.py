@@ -5,14 +5,14 @@ the average, so it is bit-identical with and without one. With theta_t the weigh
 
     ema   avg <- m avg + (1 - m) theta_t, from avg = theta_1
     swa   avg = mean of theta_t over t >= start; before that avg = theta_t
-    swad  avg = mean of all theta_t inside one valley of the validation loss. L_k is the loss at evaluation k = 1, 2, ...,
-          segment k the iterates after evaluation k - 1 up to evaluation k.
+    swad  avg = mean of all theta_t inside one valley of the validation loss. L_k is the loss at evaluation k = 1, 2,
+          ..., segment k the iterates after evaluation k - 1 up to evaluation k.
           begin: the first k with L_{k-Ns+1} = min(L_{k-Ns+1}, ..., L_k); ts = k - Ns + 1, limit = r * mean of those Ns.
           end:   the first k > ts with min(L_{k-Ne+1}, ..., L_k) > limit; te = k - Ne, and training may stop.
           Average of the iterates of segments ts, ..., te. A valley that never ends is cut after the last L_k <= limit.
 
 What is averaged: the parameters. Integers (counters) and batch-norm statistics are copied with the last averaged
-iterate: right as long as batch norm is frozen; where it is trained, call ``recompute_batch_norm`` on the averaged model.
+iterate. That is right for frozen batch norm; where it is trained, call ``recompute_batch_norm`` on the averaged model.
 
 Papers: Izmailov et al., Averaging Weights Leads to Wider Optima (2018); Cha et al., SWAD (2021), Algorithm 1. Departure
 from the public SWAD code: iterates weigh the same, not segments, and nothing before ts is added.
