@@ -1,0 +1,142 @@
+"""Batches as a pure function of (seed, step): no position to save, no order that workers could change."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rcalign.data.augment import Augmentation
+from rcalign.data.cache import ImageStore
+from rcalign.data.source import Arrays
+from rcalign.errors import InputError
+from rcalign.types import Batch
+
+Content = ImageStore | Arrays | np.ndarray
+AHEAD = 2  # batches prepared before they are asked for, for each worker
+ROWS, COLOURS = 0, 1  # which random stream of a step: row numbers or augmentation
+
+
+class Batches:
+    """``batch_size`` rows of each source domain, drawn with replacement.
+
+    content: an ImageStore (with an augmentation) or rows of numbers. y: (n,) int64 of all rows. rows: the training rows
+    of each source domain, in the order of ``Batch.domain``. balanced: draw a class among those the domain has, each as
+    likely as the next, then one of its rows; only labels are read for that.
+
+    >>> content = Arrays(np.arange(8, dtype=np.float32)[:, None])
+    >>> batches = Batches(content, np.array([0, 1] * 4), [np.arange(4), np.arange(4, 8)], batch_size=3, seed=0)
+    >>> batch = batches.at(5)
+    >>> batch.sizes, bool((batch.x == batches.at(5).x).all()), bool((batch.index[3:] >= 4).all())
+    ((3, 3), True, True)
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        y: np.ndarray,
+        rows: Sequence[np.ndarray] | Mapping[str, np.ndarray],
+        batch_size: int,
+        seed: int,
+        *,
+        balanced: bool = False,
+        augmentation: Augmentation | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        parts = list(rows.values()) if isinstance(rows, Mapping) else list(rows)
+        for k, part in enumerate(parts):
+            if len(part) == 0:
+                raise InputError(f"source domain {k} has no training rows, so that no batch can be drawn from it.")
+        if isinstance(content, ImageStore):
+            _needed(augmentation)
+        self._content = content
+        self._y = np.asarray(y, dtype=np.int64)
+        self._rows = [np.asarray(part, dtype=np.int64) for part in parts]
+        self._batch_size = batch_size
+        self._seed = seed
+        self._augmentation = augmentation
+        self._device = torch.device(device)
+        self._by_class: list[list[np.ndarray]] | None = None
+        if balanced:
+            self._by_class = [[part[self._y[part] == c] for c in np.unique(self._y[part])] for part in self._rows]
+
+    def indices(self, step: int) -> list[np.ndarray]:
+        """The rows of a step, one array for each domain."""
+        return [self._draw(k, np.random.default_rng([self._seed, step, k, ROWS])) for k in range(len(self._rows))]
+
+    def _draw(self, k: int, rng: np.random.Generator) -> np.ndarray:
+        if self._by_class is None:
+            return self._rows[k][rng.integers(len(self._rows[k]), size=self._batch_size)]
+        classes = self._by_class[k]
+        which = rng.integers(len(classes), size=self._batch_size)
+        place = rng.random(self._batch_size)  # one draw each, so that a row does not depend on the others' classes
+        return np.array([classes[c][int(p * len(classes[c]))] for c, p in zip(which, place, strict=True)], np.int64)
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step, on the device."""
+        parts = self.indices(step)
+        rows = np.concatenate(parts)
+        if isinstance(self._content, ImageStore):
+            rng = np.random.default_rng([self._seed, step, len(parts), COLOURS])
+            x = _needed(self._augmentation).train(self._content.take(rows).to(self._device), rng)
+        else:
+            x = _rows(self._content, rows).to(self._device)
+        sizes = tuple(len(part) for part in parts)
+        domain = torch.arange(len(parts)).repeat_interleave(torch.tensor(sizes))
+        y, index = torch.from_numpy(self._y[rows]), torch.from_numpy(rows)
+        return Batch(x, y.to(self._device), domain.to(self._device), index.to(self._device), sizes)
+
+    def iterate(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
+        """The batches of steps start ... stop - 1, prepared ahead by threads; the same bits for any number of them."""
+        if workers == 0:
+            yield from (self.at(step) for step in range(start, stop))
+            return
+        with ThreadPoolExecutor(workers) as pool:
+            waiting: deque[Future[Batch]] = deque()
+            try:
+                for step in range(start, stop):
+                    waiting.append(pool.submit(self.at, step))
+                    if len(waiting) > AHEAD * workers:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+
+def evaluation_batches(
+    content: Content,
+    indices: Sequence[int] | np.ndarray,
+    size: int,
+    augmentation: Augmentation | None = None,
+    device: torch.device | str = "cpu",
+) -> Iterator[Tensor]:
+    """Network inputs in the given order, ``size`` rows at a time. Nothing is random, no random stream is touched.
+
+    >>> content = Arrays(np.arange(5, dtype=np.float32)[:, None])
+    >>> [x.flatten().tolist() for x in evaluation_batches(content, [4, 0, 2], 2)]
+    [[4.0, 0.0], [2.0]]
+    """
+    rows = np.asarray(indices, dtype=np.int64)
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        if isinstance(content, ImageStore):
+            yield _needed(augmentation).evaluate(content.take(part).to(device))
+        else:
+            yield _rows(content, part).to(device)
+
+
+def _rows(content: Arrays | np.ndarray, rows: np.ndarray) -> Tensor:
+    values = content.x if isinstance(content, Arrays) else content
+    return torch.from_numpy(np.ascontiguousarray(values[rows]))
+
+
+def _needed(augmentation: Augmentation | None) -> Augmentation:
+    if augmentation is None:
+        raise InputError("images were given without an augmentation: give at least one that resizes and normalises.")
+    return augmentation

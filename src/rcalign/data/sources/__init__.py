@@ -1,0 +1,26 @@
+"""Where data sets come from. A named source is one function in one file, registered here by its decorator::
+
+    @register("emoji-mlt", summary="...")
+    def emoji_mlt(*, imbalance: float = 50.0, order: int = 0, progress: bool = False) -> Dataset: ...
+
+Its keyword arguments with a default are the parameters of ``emoji-mlt:imbalance=20,order=3``; ``skip_bad`` and
+``progress`` come from the caller.
+"""
+
+from __future__ import annotations
+
+from rcalign.data.sources import arrays, emoji, folder, manifest
+from rcalign.data.sources.named import entries, is_name, load, looks_like_name, names, register
+
+__all__ = [
+    "arrays",
+    "emoji",
+    "entries",
+    "folder",
+    "is_name",
+    "load",
+    "looks_like_name",
+    "manifest",
+    "names",
+    "register",
+]
