@@ -24,5 +24,5 @@ def unknown(kind: str, given: str, known: Iterable[str], hint: str = "") -> Inpu
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.4)
     guess = f" did you mean '{by_lower[near[0]]}'?" if near else ""
-    listed = ", ".join(known[:40]) + (f", and {len(known) - 40} more" if len(known) > 40 else "")
-    return InputError(f"unknown {kind} '{given}':{guess} Known: {listed or 'none'}.{' ' + hint if hint else ''}")
+    listed = f" Known: {', '.join(known) or 'none'}." if len(known) <= 60 else ""  # nobody reads a longer list
+    return InputError(f"unknown {kind} '{given}':{guess}{listed}{' ' + hint if hint else ''}")

@@ -84,6 +84,8 @@ def alignment_loss(
     num_domains, num_classes, width = mu.shape
     unit = F.normalize(features, dim=1)
     distance = torch.cdist(unit, mu.reshape(-1, width), compute_mode="donot_use_mm_for_euclid_dist")
+    # a lone sample is its own centroid up to rounding: there the norm's gradient would be a unit vector of noise
+    distance = distance.masked_fill(distance < 1000 * torch.finfo(distance.dtype).eps, 0.0)
     logits = -distance / temperature  # (n, K * C)
     of_class = torch.arange(num_classes, device=y.device).repeat(num_domains)
     of_domain = torch.arange(num_domains, device=y.device).repeat_interleave(num_classes)

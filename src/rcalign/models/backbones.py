@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class Series(nn.Module):
         widths = (channels, width // 4, width // 2, width)
         self.stages = nn.ModuleList(
             nn.Sequential(nn.Conv1d(a, b, 7, stride=2, padding=3), nn.GroupNorm(1, b), nn.ReLU())
-            for a, b in zip(widths[:-1], widths[1:], strict=True)
+            for a, b in itertools.pairwise(widths)
         )
 
     standardise = Rows.standardise
@@ -142,9 +143,7 @@ def build(
     return Backbone(Series(input_shape[0]), 128, "none")
 
 
-def _image(
-    name: str, input_shape: tuple[int, ...], weights: str | Path | None, freeze_batch_norm: bool
-) -> Backbone:
+def _image(name: str, input_shape: tuple[int, ...], weights: str | Path | None, freeze_batch_norm: bool) -> Backbone:
     if name in (ROWS, SERIES):
         raise InputError(f"backbone '{name}' cannot read images: leave --backbone out, or name a timm network.")
     if not timm.is_model(name):

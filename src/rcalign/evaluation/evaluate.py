@@ -1,0 +1,113 @@
+"""Logits of the parts of a split, and the figures that a run reports from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rcalign.data.splits import Splits
+from rcalign.evaluation import metrics
+
+BATCH = 64  # fixed, so that test-batch adaptation (a declared trait) means the same thing in every run
+
+
+@dataclass(frozen=True)
+class Part:
+    """Logits (n, C) and labels (n,) of one domain's "val" or "test" part."""
+
+    domain: str
+    part: str
+    logits: np.ndarray
+    y: np.ndarray
+
+    @property
+    def accuracy(self) -> float:
+        return metrics.accuracy(self.logits, self.y)
+
+
+def logits_of(predict: Callable[[Tensor], Tensor], inputs: Iterable[Tensor], classes: int) -> np.ndarray:
+    """Logits (n, C) over batches of inputs, in order."""
+    pieces = [predict(x).float().cpu().numpy() for x in inputs]
+    return np.concatenate(pieces) if pieces else np.zeros((0, classes), dtype=np.float32)
+
+
+def evaluate_parts(
+    predict: Callable[[Tensor], Tensor],
+    splits: Splits,
+    y: np.ndarray,
+    inputs: Callable[[np.ndarray], Iterable[Tensor]],
+    classes: int,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> list[Part]:
+    """Every domain's validation and test parts. inputs: row numbers -> batches of network inputs."""
+    parts = []
+    for name, rows_of in (("val", splits.val), ("test", splits.test)):
+        for domain, rows in rows_of.items():
+            parts.append(Part(domain, name, logits_of(predict, inputs(rows), classes), y[rows]))
+            advance(len(rows))
+    return parts
+
+
+def by_domain(parts: Sequence[Part], value: Callable[[Part], float]) -> dict[str, dict[str, float]]:
+    """domain -> part -> value."""
+    table: dict[str, dict[str, float]] = {}
+    for part in parts:
+        if len(part.y):
+            table.setdefault(part.domain, {})[part.part] = value(part)
+    return table
+
+
+def validation_accuracy(parts: Sequence[Part], source_domains: Sequence[str]) -> float:
+    """Mean over source domains of the accuracy on their validation parts: what checkpoints are chosen by."""
+    values = [part.accuracy for part in parts if part.part == "val" and part.domain in source_domains and len(part.y)]
+    return float(np.mean(values))
+
+
+def validation_loss(parts: Sequence[Part], source_domains: Sequence[str]) -> float:
+    """Mean over source domains of the negative log likelihood on their validation parts."""
+    return float(
+        np.mean(
+            [
+                metrics.negative_log_likelihood(part.logits, part.y)
+                for part in parts
+                if part.part == "val" and part.domain in source_domains and len(part.y)
+            ]
+        )
+    )
+
+
+def summary(parts: Sequence[Part], domains: Sequence[str], counts: np.ndarray) -> dict[str, Any]:
+    """The figures of ``result.json`` from the test parts.
+
+    domains: the K source domains, counts: (K, C) their training samples. Shots go by the training count of the
+    (domain, class) pair; for a domain held out, which has none, by the class's mean count over the source domains.
+    """
+    tests = [part for part in parts if part.part == "test" and len(part.y)]
+    accuracy = {part.domain: part.accuracy for part in tests}
+    typical = np.rint(counts.mean(0)).astype(np.int64)
+    rows = np.stack([counts[domains.index(part.domain)] if part.domain in domains else typical for part in tests])
+    correct = np.concatenate([part.logits.argmax(1) == part.y for part in tests])
+    y = np.concatenate([part.y for part in tests])
+    domain = np.concatenate([np.full(len(part.y), k) for k, part in enumerate(tests)])
+    probabilities = metrics.softmax(np.concatenate([part.logits for part in tests]))
+    return {
+        "accuracy": accuracy,
+        "average": float(np.mean(list(accuracy.values()))),
+        "worst": float(min(accuracy.values())),
+        "balanced": {part.domain: metrics.balanced_accuracy(part.logits, part.y) for part in tests},
+        "shots": metrics.shot_accuracy(correct, y, domain, rows),
+        "ece": metrics.expected_calibration_error(probabilities, y),
+    }
+
+
+def confusions(parts: Sequence[Part], classes: int) -> Mapping[str, list[list[int]]]:
+    """domain -> (C, C) counts, rows true, columns predicted, of the test parts."""
+    return {
+        part.domain: metrics.confusion(part.logits.argmax(1), part.y, classes).tolist()
+        for part in parts
+        if part.part == "test"
+    }

@@ -1,0 +1,187 @@
+"""What a run leaves behind: one folder with its configuration, a row per evaluation, checkpoints and a result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rcalign.errors import InputError, unknown
+from rcalign.files import write_whole
+from rcalign.types import DataSpec
+
+FORMAT = 1  # of the run folder; a reader refuses a newer one
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything needed to repeat a run. ``identity`` is what must agree for a folder to be resumed."""
+
+    data: str
+    algorithm: str
+    test_domains: tuple[str, ...]
+    protocol: str
+    preset: str
+    steps: int
+    evaluate_every: int
+    seed: int
+    backbone: str | None
+    weights: str | None
+    freeze_backbone: bool
+    freeze_batch_norm: bool
+    image_size: int | None
+    average: str | None
+    hparams: Mapping[str, Any]
+    data_fingerprint: str
+    weights_fingerprint: str
+    spec: DataSpec
+    device: str = "cpu"
+    precision: str = "fp32"
+    threads: int = 1
+    stage_one: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that determine the result; the device, threads and versions only how it is computed."""
+        everything = dataclasses.asdict(self)
+        for name in ("device", "versions", "threads", "format"):
+            del everything[name]
+        return everything
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    names = ("rcalign", "torch", "torchvision", "timm", "numpy", "pillow")
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One evaluation. accuracy and nll: domain -> part ("val", "test") -> value."""
+
+    step: int
+    loss: float
+    accuracy: Mapping[str, Mapping[str, float]]
+    nll: Mapping[str, Mapping[str, float]]
+    validation: float
+    averaged: bool = False
+    logs: Mapping[str, float] = field(default_factory=dict)
+
+
+class RunFolder:
+    """The files of one run: ``config.json``, ``records.jsonl``, ``best.safetensors``, ``last.safetensors``,
+    ``state.safetensors`` (for resuming) and, once finished, ``result.json``."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.json"
+        self.records_file = self.path / "records.jsonl"
+        self.best_file = self.path / "best.safetensors"
+        self.last_file = self.path / "last.safetensors"
+        self.state_file = self.path / "state.safetensors"
+        self.result_file = self.path / "result.json"
+
+    def begin(self, config: RunConfig, resume: bool) -> None:
+        """Claims the folder for this run, or agrees that it already is this run's."""
+        if self.config_file.exists():
+            self._agree(config, resume)
+            return
+        if self.path.exists() and any(self.path.iterdir()):
+            raise InputError(f"the output folder '{self.path}' holds other files: choose an empty or new one.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.config_file, dataclasses.asdict(config))
+        except PermissionError:
+            raise InputError(f"the output folder '{self.path}' cannot be written: choose another with --out.") from None
+
+    def _agree(self, config: RunConfig, resume: bool) -> None:
+        found = read_config(self.path)
+        if not resume:
+            state = "finished" if self.result_file.exists() else "unfinished"
+            raise InputError(
+                f"the output folder '{self.path}' holds another run ({state}: {found.algorithm}, seed {found.seed}): "
+                "choose another --out, or give --resume to go on with that one."
+            )
+        ours, theirs = json.loads(json.dumps(config.identity())), json.loads(json.dumps(found.identity()))
+        for name, value in ours.items():
+            if value != theirs[name]:
+                raise InputError(
+                    f"'{self.path}' cannot be resumed: its {name.replace('_', ' ')} is {_short(theirs[name])}, but "
+                    f"{_short(value)} was asked for: give the same options, or another --out."
+                )
+
+    def append(self, record: Record) -> None:
+        """One more row. A row cut by a kill is dropped when the run is resumed."""
+        with self.records_file.open("a") as file:
+            file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+            file.flush()
+
+    def keep_records_until(self, step: int) -> list[Record]:
+        """Drops rows later than a step (written after the last checkpoint, before a kill)."""
+        rows = [row for row in self.records() if row.step <= step]
+        text = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
+        write_whole(self.records_file, text.encode())
+        return rows
+
+    def records(self) -> list[Record]:
+        """All whole rows; the last one may be cut."""
+        if not self.records_file.exists():
+            return []
+        rows = []
+        for line in self.records_file.read_text().splitlines():
+            try:
+                rows.append(Record(**json.loads(line)))
+            except (json.JSONDecodeError, TypeError):
+                break
+        return rows
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        write_json(self.result_file, result)
+
+    def result(self) -> dict[str, Any] | None:
+        """The result of a finished run, else None."""
+        return json.loads(self.result_file.read_text()) if self.result_file.exists() else None
+
+
+def read_config(path: Path | str) -> RunConfig:
+    """The configuration of a run folder."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        raise InputError(f"'{path}' is not a run folder (it has no config.json): give a folder that 'train' wrote.")
+    try:
+        values = json.loads(file.read_text())
+        if values.get("format", 0) > FORMAT:
+            raise InputError(f"'{path}' was written by a newer rcalign (format {values['format']}): update rcalign.")
+        spec = values.pop("spec")
+        known = {item.name for item in dataclasses.fields(RunConfig)}
+        for name in values:
+            if name not in known:
+                raise unknown("field of config.json", name, known)
+        values["test_domains"] = tuple(values["test_domains"])
+        return RunConfig(
+            spec=DataSpec(
+                tuple(spec["classes"]),
+                tuple(spec["domains"]),
+                tuple(tuple(row) for row in spec["counts"]),
+                tuple(spec["input_shape"]),
+            ),
+            **values,
+        )
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"'{file}' is damaged ({type(error).__name__}: {error}): restore it or train again.") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented JSON, written whole or not at all."""
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

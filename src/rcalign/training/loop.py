@@ -1,0 +1,216 @@
+"""The training loop: steps, evaluations, checkpoints. A run that is killed at any instant goes on to the same bits."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from rcalign.algorithms.base import Algorithm
+from rcalign.errors import DivergedError
+from rcalign.evaluation import metrics
+from rcalign.evaluation.evaluate import by_domain, confusions, summary, validation_accuracy, validation_loss
+from rcalign.files import load_state, load_weights, save_state, save_weights
+from rcalign.records import Record, RunConfig, RunFolder
+from rcalign.training.averaging import Averaging
+from rcalign.training.task import Task
+from rcalign.types import Batch
+
+
+class Interrupted(Exception):
+    """The user stopped the run between two steps; its state was saved."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+
+
+@dataclass
+class _Progress:
+    """How far a run is: everything beside the algorithm that resuming needs."""
+
+    step: int = 0
+    best_step: int = 0
+    best_validation: float = -1.0
+    seconds: float = 0.0
+
+
+def fit(
+    model: Algorithm,
+    task: Task,
+    folder: RunFolder,
+    config: RunConfig,
+    *,
+    averaging: Averaging | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result."""
+    at = _restore(model, folder, averaging) if resume and folder.state_file.exists() else _Progress()
+    folder.keep_records_until(at.step)
+    batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling)
+    autocast = torch.autocast(task.inputs.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    logs: Mapping[str, Tensor | float] = {}
+    started = time.perf_counter() - at.seconds
+    with _stopping() as stopped, _bar(progress) as bar:
+        line = bar.add_task(config.algorithm, total=config.steps, completed=at.step, figures="")
+        for batch in batches.iterate(at.step, config.steps, workers=1):
+            if model.refresh_due():
+                model.refresh(*task.training_features(model))
+            with autocast:
+                logs = model.step(batch)
+            at.step += 1
+            if not math.isfinite(float(logs["loss"])):
+                raise DivergedError(_divergence(model, batch, at.step, task, folder))
+            if averaging is not None:
+                averaging.update(model.state_dict())
+            bar.update(line, completed=at.step)
+            last = at.step == config.steps or (averaging is not None and averaging.finished)
+            if at.step % config.evaluate_every == 0 or last:
+                at.seconds = time.perf_counter() - started
+                record = _evaluate(model, task, at, logs, bar)
+                if averaging is not None:
+                    averaging.observe(record.logs["validation_loss"])
+                folder.append(record)
+                if record.validation > at.best_validation:
+                    at.best_validation, at.best_step = record.validation, at.step
+                    save_weights(folder.best_file, model.state_dict())
+                _save(model, folder, averaging, at)
+                bar.update(line, figures=f"validation {100 * record.validation:.1f} %")
+            elif stopped.is_set():
+                at.seconds = time.perf_counter() - started
+                _save(model, folder, averaging, at)
+            if stopped.is_set() and not last:
+                raise Interrupted(at.step)
+            if last:
+                break
+        at.seconds = time.perf_counter() - started
+        return _finish(model, task, folder, config, averaging, at, bar)
+
+
+def _finish(
+    model: Algorithm,
+    task: Task,
+    folder: RunFolder,
+    config: RunConfig,
+    averaging: Averaging | None,
+    at: _Progress,
+    bar: Progress,
+) -> dict[str, Any]:
+    """The last weights, the chosen ones, and their figures on the test parts."""
+    save_weights(folder.last_file, model.state_dict())
+    averaged = averaging.averaged() if averaging is not None else None
+    if averaged is not None:
+        save_weights(folder.best_file, averaged)
+    model.load_state_dict(load_weights(folder.best_file))
+    parts = task.evaluate(model, bar)
+    counts = model.spec.count_matrix.numpy()
+    chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
+    return {
+        "algorithm": config.algorithm,
+        "seed": config.seed,
+        "protocol": config.protocol,
+        "preset": config.preset,
+        "data": config.data,
+        "test_domains": list(config.test_domains),
+        **summary(parts, list(task.spec.domains), counts),
+        "validation": validation_accuracy(parts, task.spec.domains),
+        "steps": at.step,
+        "seconds": round(at.seconds, 2),
+        "best_step": at.best_step if averaged is None else at.step,
+        "weights": chosen,
+        "batch_dependent": model.traits.batch_dependent,
+        "confusion": confusions(parts, task.spec.num_classes),
+        "classes": list(task.spec.classes),
+    }
+
+
+def _evaluate(model: Algorithm, task: Task, at: _Progress, logs: Mapping[str, Tensor | float], bar: Progress) -> Record:
+    parts = task.evaluate(model, bar)
+    return Record(
+        step=at.step,
+        loss=float(logs["loss"]),
+        accuracy=by_domain(parts, lambda part: part.accuracy),
+        nll=by_domain(parts, lambda part: metrics.negative_log_likelihood(part.logits, part.y)),
+        validation=validation_accuracy(parts, task.spec.domains),
+        logs={
+            **{name: float(value) for name, value in logs.items() if name != "loss"},
+            "validation_loss": validation_loss(parts, task.spec.domains),
+        },
+    )
+
+
+def _save(model: Algorithm, folder: RunFolder, averaging: Averaging | None, at: _Progress) -> None:
+    state = {
+        "model": model.training_state(),
+        "averaging": None if averaging is None else averaging.state(),
+        "at": dict(vars(at)),
+    }
+    save_state(folder.state_file, state)
+
+
+def _restore(model: Algorithm, folder: RunFolder, averaging: Averaging | None) -> _Progress:
+    state = load_state(folder.state_file)
+    model.load_training_state(state["model"])
+    if averaging is not None:
+        averaging.load(state["averaging"])
+    return _Progress(**state["at"])
+
+
+def _divergence(model: Algorithm, batch: Batch, step: int, task: Task, folder: RunFolder) -> str:
+    """Which step and domain went wrong, and where the last good state is."""
+    bad = []
+    for name, part in zip(task.spec.domains, batch.per_domain(), strict=True):
+        if not torch.isfinite(model.predict(part.x)).all():
+            bad.append(name)
+    where = f"domain {', '.join(bad)}" if 0 < len(bad) < len(task.spec.domains) else "every domain"
+    saved = (
+        f"the last checkpoint is {folder.state_file}" if folder.state_file.exists() else "no checkpoint was saved yet"
+    )
+    return (
+        f"the loss of step {step} is not a number (logits of {where} are affected); {saved}: lower learning_rate or "
+        "the weights of the method's own terms with --set, and look for wrong values in the data."
+    )
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM ask the loop to stop between two steps; a second Ctrl-C stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _bar(progress: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=Console(stderr=True),
+        disable=not progress,
+    )

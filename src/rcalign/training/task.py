@@ -1,0 +1,181 @@
+"""A training problem made ready: data split, network built, batches drawn, parts to evaluate."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from rcalign.algorithms.base import Algorithm, Network, seeded
+from rcalign.data.augment import Augmentation
+from rcalign.data.batches import Batches, evaluation_batches
+from rcalign.data.cache import ImageStore, cache_root, open_images
+from rcalign.data.source import Arrays, Dataset
+from rcalign.data.splits import Splits
+from rcalign.errors import InputError
+from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
+from rcalign.files import write_whole
+from rcalign.models.backbones import Backbone, build
+from rcalign.presets import Preset
+from rcalign.types import DataSpec
+
+Content = ImageStore | np.ndarray  # images by row, or float rows (n, ...)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where network inputs come from: decoded images with their augmentation, or rows as they are."""
+
+    content: Content
+    augmentation: Augmentation | None
+    device: torch.device
+
+    def batches(self, rows: np.ndarray, size: int = BATCH) -> Iterator[Tensor]:
+        """Network inputs of the given rows, in order, without augmentation."""
+        yield from evaluation_batches(self.content, rows, size, self.augmentation, self.device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one network input."""
+        if self.augmentation is not None:
+            return (3, self.augmentation.size, self.augmentation.size)
+        assert isinstance(self.content, np.ndarray)
+        return tuple(self.content.shape[1:])
+
+
+@dataclass(frozen=True)
+class Task:
+    """dataset and splits; spec: what the algorithm may know; inputs; backbone: what it starts from."""
+
+    dataset: Dataset
+    splits: Splits
+    spec: DataSpec
+    inputs: Inputs
+    backbone: Backbone
+    frozen: nn.Module | None  # the image backbone whose features are the inputs
+
+    def network(self, seed: int) -> Network:
+        """A new network with the pretrained featurizer and a random head, on the device."""
+        with seeded(seed):
+            featurizer = copy.deepcopy(self.backbone.featurizer)  # once a run: each stage starts from the same weights
+            network = Network(featurizer, self.backbone.features, self.spec.num_classes)
+        return network.to(self.inputs.device, memory_format=layout(network))
+
+    def batches(self, batch_size: int, seed: int, balanced: bool) -> Batches:
+        """The training batches of a run."""
+        return Batches(
+            self.inputs.content,
+            self.dataset.y,
+            list(self.splits.train.values()),
+            batch_size,
+            seed,
+            balanced=balanced,
+            augmentation=self.inputs.augmentation,
+            device=self.inputs.device,
+        )
+
+    def evaluate(self, model: Algorithm, progress: Progress | None = None) -> list[Part]:
+        """Every domain's validation and test parts under the model as it is."""
+        arguments = (model.predict, self.splits, self.dataset.y, self.inputs.batches, self.spec.num_classes)
+        if progress is None:
+            return evaluate_parts(*arguments)
+        rows = sum(len(part) for parts in (self.splits.val, self.splits.test) for part in parts.values())
+        bar = progress.add_task("evaluating", total=rows, figures="")
+        parts = evaluate_parts(*arguments, advance=lambda n: progress.advance(bar, n))
+        progress.remove_task(bar)
+        return parts
+
+    def training_features(self, model: Algorithm) -> tuple[Tensor, Tensor, Tensor]:
+        """Features (n, h) of the whole training set in evaluation mode, labels and domain positions."""
+        rows = np.concatenate(list(self.splits.train.values()))
+        domain = np.concatenate([np.full(len(part), k) for k, part in enumerate(self.splits.train.values())])
+        features = torch.cat([model.embed(x) for x in self.inputs.batches(rows)])
+        device = features.device
+        return features, torch.from_numpy(self.dataset.y[rows]).to(device), torch.from_numpy(domain).to(device)
+
+
+def layout(network: nn.Module) -> torch.memory_format:
+    """Channels last where there are 2-D convolutions: it halves the backward pass of depthwise networks on a CPU."""
+    convolutional = any(isinstance(part, nn.Conv2d) for part in network.modules())
+    return torch.channels_last if convolutional else torch.contiguous_format
+
+
+def make_task(
+    dataset: Dataset,
+    splits: Splits,
+    preset: Preset,
+    *,
+    backbone: str | None,
+    weights: str | Path | None,
+    freeze_backbone: bool,
+    freeze_batch_norm: bool,
+    image_size: int | None,
+    device: torch.device,
+    seed: int,
+    progress: bool = False,
+) -> Task:
+    """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once)."""
+    frozen = None
+    with seeded(seed):  # a backbone without pretrained weights starts from the run's seed
+        if isinstance(dataset.content, Arrays):
+            if freeze_backbone:
+                raise InputError("--freeze-backbone needs images, but the data are arrays: leave it out.")
+            inputs = Inputs(dataset.content.x, None, device)
+            made = build(backbone, inputs.shape, weights=weights, freeze_batch_norm=freeze_batch_norm)
+        else:
+            size = image_size or dataset.content.native_size or 224
+            store = open_images(dataset, storage_size(size, dataset.content.native_size), progress=progress)
+            made = build(backbone, (3, size, size), weights=weights, freeze_batch_norm=freeze_batch_norm)
+            augmentation = Augmentation(size=size, mean=made.mean, std=made.std, **preset.augmentation)  # type: ignore[arg-type]
+            inputs = Inputs(store, augmentation, device)
+            if freeze_backbone:
+                frozen = made.featurizer
+                features = frozen_features(dataset, inputs, made, progress)
+                inputs = Inputs(features, None, device)
+                made = replace(build(None, (features.shape[1],)), weights=made.weights)
+    if hasattr(made.featurizer, "standardise"):
+        rows = inputs.content[np.concatenate(list(splits.train.values()))]  # type: ignore[index]
+        axes = (0, *range(2, rows.ndim))  # all but the feature or channel axis
+        center, scale = rows.mean(axes, dtype=np.float64), rows.std(axes, dtype=np.float64)
+        made.featurizer.standardise(torch.from_numpy(center).float(), torch.from_numpy(scale).float())
+    counts = [np.bincount(dataset.y[rows], minlength=len(dataset.classes)) for rows in splits.train.values()]
+    spec = DataSpec(
+        dataset.classes,
+        tuple(splits.train),
+        tuple(tuple(int(n) for n in row) for row in counts),
+        inputs.shape,
+    )
+    return Task(dataset, splits, spec, inputs, made, frozen)
+
+
+def storage_size(size: int, native: int | None) -> int:
+    """The side at which images are kept: some room above the crop for photographs, the drawing's own size if known."""
+    return native or round(size * 8 / 7)
+
+
+def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progress: bool) -> np.ndarray:
+    """Features (n, h) of every row under a backbone that is not trained: computed once, kept in the cache."""
+    key = f"features-{dataset.fingerprint[:24]}-{backbone.weights}-{inputs.shape[-1]}.npy"
+    file = cache_root() / key
+    if file.exists():
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    featurizer = backbone.featurizer.to(inputs.device, memory_format=layout(backbone.featurizer)).eval()
+    pieces = []
+    with torch.inference_mode(), Progress(disable=not progress, transient=True) as bar:
+        task = bar.add_task("features of the frozen backbone", total=len(dataset.y))
+        for x in inputs.batches(np.arange(len(dataset.y))):
+            pieces.append(featurizer(x).float().cpu().numpy())
+            bar.advance(task, len(x))
+    features = np.concatenate(pieces)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.save(buffer, features, allow_pickle=False)
+    write_whole(file, buffer.getvalue())
+    return features

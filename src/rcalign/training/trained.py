@@ -1,0 +1,84 @@
+"""A finished (or interrupted) run as a model that predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rcalign import registry, spaces
+from rcalign.algorithms.base import Algorithm, Network
+from rcalign.data.augment import Augmentation
+from rcalign.errors import InputError
+from rcalign.files import load_weights
+from rcalign.models.backbones import build
+from rcalign.presets import get as get_preset
+from rcalign.records import RunConfig, RunFolder, read_config
+from rcalign.training.task import layout
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """config: how it was trained. algorithm: with the chosen weights. frozen: the untrained backbone before it, if any.
+
+    augmentation: what turns images (n, s, s, 3) uint8 into inputs; None for arrays.
+    """
+
+    config: RunConfig
+    algorithm: Algorithm
+    frozen: nn.Module | None
+    augmentation: Augmentation | None
+    device: torch.device
+
+    @torch.no_grad()
+    def logits(self, x: Tensor) -> Tensor:
+        """Network inputs (n, ...) -> logits (n, C)."""
+        return self.algorithm.predict(x if self.frozen is None else self.frozen(x))
+
+    @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """Network inputs (n, ...) -> what the head reads (n, h)."""
+        return self.algorithm.embed(x if self.frozen is None else self.frozen(x))
+
+    def probabilities(self, inputs: Iterator[Tensor]) -> np.ndarray:
+        """(n, C) over batches of inputs, in order."""
+        pieces = [torch.softmax(self.logits(x).float(), 1).cpu().numpy() for x in inputs]
+        return np.concatenate(pieces) if pieces else np.zeros((0, self.config.spec.num_classes), dtype=np.float32)
+
+
+def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
+    """The model of a run folder, with the weights that validation chose."""
+    config = read_config(run)
+    folder = RunFolder(run)
+    if not folder.best_file.exists():
+        raise InputError(f"the run '{run}' has no checkpoint yet: finish it with 'rcalign train ... --resume'.")
+    frozen, augmentation = None, None
+    shape = config.spec.input_shape
+    if config.image_size is not None:
+        image_shape = (3, config.image_size, config.image_size)
+        # the run's own weights follow, so a trained backbone starts empty; a frozen one is loaded as it was
+        weights = config.weights if config.freeze_backbone else "none"
+        made = build(config.backbone, image_shape, weights=weights, freeze_batch_norm=config.freeze_batch_norm)
+        changes = get_preset(config.preset).augmentation
+        augmentation = Augmentation(size=config.image_size, mean=made.mean, std=made.std, **changes)  # type: ignore[arg-type]
+        if config.freeze_backbone:
+            if made.weights != config.weights_fingerprint:
+                raise InputError(
+                    f"the frozen backbone '{config.backbone}' of '{run}' was loaded with other weights then: give the "
+                    "same weights file again."
+                )
+            frozen = made.featurizer.to(device, memory_format=layout(made.featurizer)).eval()
+            made = build(None, shape)
+    else:
+        made = build(config.backbone, shape)
+    entry = registry.get(config.algorithm)
+    network = Network(made.featurizer, made.features, config.spec.num_classes)
+    network.to(device, memory_format=layout(network))
+    hparams = spaces.build(entry.algorithm.Hparams, config.hparams)
+    algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
+    algorithm.load_state_dict(load_weights(folder.best_file))
+    return TrainedModel(config, algorithm, frozen, augmentation, device)
