@@ -235,7 +235,8 @@ def algorithms(name: str | None = None) -> list[dict[str, Any]]:
     """
     costs = json.loads((resources.files("rcalign") / "algorithms" / "costs.json").read_text())
     rows = []
-    for entry in [registry.get(name)] if name is not None else [registry.get(known) for known in registry.names()]:
+    entries = [registry.get(known) for known in (registry.names() if name is None else [name])]
+    for entry in sorted(entries, key=lambda entry: (entry.family != "baseline", entry.family, entry.name)):
         row: dict[str, Any] = {
             "name": entry.name,
             "family": entry.family,

@@ -169,9 +169,12 @@ def data_info(data: Data, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(info, indent=2))
         return
-    table = Table("domain", *info["classes"], "all", title=f"{info['name']}: {info['rows']:,} samples")
-    for domain, counts in info["counts"].items():
-        table.add_row(domain, *(f"{counts[name]:,}" for name in info["classes"]), f"{sum(counts.values()):,}")
+    table = Table("class", *info["domains"], "all", title=f"{info['name']}: {info['rows']:,} samples")
+    for name in info["classes"]:
+        numbers = [counts[name] for counts in info["counts"].values()]
+        table.add_row(name, *(f"{n:,}" for n in [*numbers, sum(numbers)]))
+    table.add_section()
+    table.add_row("all", *(f"{n:,}" for n in info["rows_of_domain"].values()), f"{info['rows']:,}")
     console = Console()
     console.print(table)
     for note in info["notes"]:

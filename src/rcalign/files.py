@@ -20,6 +20,8 @@ from torch import Tensor
 from rcalign.errors import InputError
 
 _TREE = "rcalign.tree"
+_UMASK = os.umask(0)
+os.umask(_UMASK)  # reading it means setting it; done once, before there are threads
 
 
 def save_state(path: Path | str, state: Mapping[str, Any]) -> None:
@@ -56,6 +58,7 @@ def write_whole(path: Path | str, content: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~_UMASK)  # a temporary file is private, the result need not be
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from rcalign.errors import unknown
 
@@ -29,10 +29,17 @@ class Preset:
     image_size: int | None = None
     steps: int = 1000
     evaluate_every: int = 100
-    augmentation: Mapping[str, float | tuple[float, float]] = field(default_factory=dict)
+    augmentation: Mapping[str, Any] = field(default_factory=dict)
 
 
-_JITTER = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.3, "greyscale": 0.1, "scale": (0.7, 1.0)}
+_JITTER: dict[str, float | tuple[float, float]] = {
+    "brightness": 0.3,
+    "contrast": 0.3,
+    "saturation": 0.3,
+    "hue": 0.3,
+    "greyscale": 0.1,
+    "scale": (0.7, 1.0),
+}
 _RESNET = "resnet50.tv_in1k"
 
 PRESETS: dict[str, Preset] = {

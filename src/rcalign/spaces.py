@@ -32,6 +32,9 @@ class Uniform:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"U({self.low:g}, {self.high:g})"
+
     def sample(self, rng: np.random.Generator) -> float:
         return float(rng.uniform(self.low, self.high))
 
@@ -43,6 +46,10 @@ class LogUniform:
     low: float
     high: float
     integer: bool = False
+
+    def __str__(self) -> str:
+        text = f"10^U({math.log10(self.low):.3g}, {math.log10(self.high):.3g})"
+        return f"floor {text}" if self.integer else text
 
     def sample(self, rng: np.random.Generator) -> float | int:
         value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
@@ -58,6 +65,9 @@ class Choice:
     def __init__(self, *values: Any) -> None:
         object.__setattr__(self, "values", values)
 
+    def __str__(self) -> str:
+        return "{" + ", ".join(map(str, self.values)) + "}"
+
     def sample(self, rng: np.random.Generator) -> Any:
         return self.values[int(rng.integers(len(self.values)))]
 
@@ -69,6 +79,9 @@ class IntUniform:
     low: int
     high: int
 
+    def __str__(self) -> str:
+        return f"{{{self.low}, ..., {self.high}}}"
+
     def sample(self, rng: np.random.Generator) -> int:
         return int(rng.integers(self.low, self.high + 1))
 
@@ -78,6 +91,9 @@ class OneMinus:
     """1 - x, x from another space: for values that crowd below one, such as 1 - 10^U(-5, -2)."""
 
     space: LogUniform | Uniform
+
+    def __str__(self) -> str:
+        return f"1 - {self.space}"
 
     def sample(self, rng: np.random.Generator) -> float:
         return 1.0 - self.space.sample(rng)

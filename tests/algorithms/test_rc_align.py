@@ -303,7 +303,7 @@ def test_rounding_on_a_centroid_makes_no_gradient(dtype: torch.dtype) -> None:
     """One ulp beside its centroid, a sample would else be pulled with full force in a direction of noise."""
     z = torch.randn(64, 5, dtype=dtype, generator=torch.Generator().manual_seed(1)).requires_grad_()
     y, d = torch.arange(64), torch.zeros(64, dtype=torch.int64)  # every pair has one sample
-    mu, present = centroids(z, y, d, 2, 64)
+    mu, _ = centroids(z, y, d, 2, 64)
     mu = torch.cat([mu[:1], -mu[:1]])  # a positive at the antipode, whose own gradient is zero
     loss = alignment_loss(z[:1], y[:1], d[:1], mu[:, :1], torch.ones(2, 1, dtype=torch.bool))
     loss.backward()

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -65,58 +66,58 @@ class ImageFeaturizer(nn.Module):
         return []
 
 
-class Rows(nn.Module):
-    """A multilayer perceptron: (n, f) -> (n, width), standardised by statistics of the training rows.
+class Standardised(nn.Module):
+    """Inputs brought to mean zero and deviation one, by statistics (f,) that the training rows alone have set."""
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(inputs))
+        self.register_buffer("scale", torch.ones(inputs))
+
+    def standardise(self, center: Tensor, scale: Tensor) -> None:
+        """Sets the statistics; a constant input stays as it is."""
+        self.center.copy_(center)
+        self.scale.copy_(torch.where(scale > 0, scale, torch.ones_like(scale)))
+
+
+class Rows(Standardised):
+    """A multilayer perceptron: (n, f) -> (n, width).
 
     >>> Rows(5, width=8)(torch.zeros(2, 5)).shape
     torch.Size([2, 8])
     """
 
     def __init__(self, inputs: int, width: int = 256) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.zeros(inputs))
-        self.register_buffer("scale", torch.ones(inputs))
+        super().__init__(inputs)
         self.layers = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
-
-    def standardise(self, center: Tensor, scale: Tensor) -> None:
-        """Sets the mean and standard deviation (f,) that inputs are brought to zero and one with."""
-        self.center.copy_(center)
-        self.scale.copy_(torch.where(scale > 0, scale, torch.ones_like(scale)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers((x - self.center) / self.scale)
 
-    center: Tensor
-    scale: Tensor
 
-
-class Series(nn.Module):
-    """A small 1-D convolutional network: (n, channels, t) -> (n, width), standardised per channel.
+class Series(Standardised):
+    """A small 1-D convolutional network: (n, channels, t) -> (n, width), statistics per channel.
 
     >>> Series(2, width=16)(torch.zeros(3, 2, 50)).shape
     torch.Size([3, 16])
     """
 
     def __init__(self, channels: int, width: int = 128) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.zeros(channels))
-        self.register_buffer("scale", torch.ones(channels))
+        super().__init__(channels)
         widths = (channels, width // 4, width // 2, width)
         self.stages = nn.ModuleList(
             nn.Sequential(nn.Conv1d(a, b, 7, stride=2, padding=3), nn.GroupNorm(1, b), nn.ReLU())
             for a, b in itertools.pairwise(widths)
         )
 
-    standardise = Rows.standardise
-
     def forward(self, x: Tensor) -> Tensor:
         x = (x - self.center[:, None]) / self.scale[:, None]
         for stage in self.stages:
             x = stage(x)
         return x.mean(2)
-
-    center: Tensor
-    scale: Tensor
 
 
 def build(
@@ -150,7 +151,7 @@ def _image(name: str, input_shape: tuple[int, ...], weights: str | Path | None, 
         raise unknown("backbone", name, timm.list_models(), "Any network of timm.list_models() will do.")
     config = timm.get_pretrained_cfg(name)
     size = input_shape[-1]
-    options = {"img_size": size} if config is not None and config.fixed_input_size else {}
+    options: dict[str, Any] = {"img_size": size} if config is not None and config.fixed_input_size else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # timm speaks of layers that some of its networks rename
         network = timm.create_model(name, pretrained=False, num_classes=0, **options)

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,10 +23,11 @@ from rcalign.data.splits import Splits
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
 from rcalign.files import write_whole
-from rcalign.models.backbones import Backbone, build
+from rcalign.models.backbones import Backbone, Standardised, build
 from rcalign.presets import Preset
 from rcalign.types import DataSpec
 
+M = TypeVar("M", bound=nn.Module)
 Content = ImageStore | np.ndarray  # images by row, or float rows (n, ...)
 
 
@@ -66,7 +68,7 @@ class Task:
         with seeded(seed):
             featurizer = copy.deepcopy(self.backbone.featurizer)  # once a run: each stage starts from the same weights
             network = Network(featurizer, self.backbone.features, self.spec.num_classes)
-        return network.to(self.inputs.device, memory_format=layout(network))
+        return placed(network, self.inputs.device)
 
     def batches(self, batch_size: int, seed: int, balanced: bool) -> Batches:
         """The training batches of a run."""
@@ -101,10 +103,12 @@ class Task:
         return features, torch.from_numpy(self.dataset.y[rows]).to(device), torch.from_numpy(domain).to(device)
 
 
-def layout(network: nn.Module) -> torch.memory_format:
-    """Channels last where there are 2-D convolutions: it halves the backward pass of depthwise networks on a CPU."""
-    convolutional = any(isinstance(part, nn.Conv2d) for part in network.modules())
-    return torch.channels_last if convolutional else torch.contiguous_format
+def placed(network: M, device: torch.device) -> M:
+    """On the device; channels last where there are 2-D convolutions (half the backward pass on a CPU)."""
+    network.to(device)
+    if any(isinstance(part, nn.Conv2d) for part in network.modules()):
+        network.to(memory_format=torch.channels_last)
+    return network
 
 
 def make_task(
@@ -140,7 +144,7 @@ def make_task(
                 features = frozen_features(dataset, inputs, made, progress)
                 inputs = Inputs(features, None, device)
                 made = replace(build(None, (features.shape[1],)), weights=made.weights)
-    if hasattr(made.featurizer, "standardise"):
+    if isinstance(made.featurizer, Standardised):
         rows = inputs.content[np.concatenate(list(splits.train.values()))]  # type: ignore[index]
         axes = (0, *range(2, rows.ndim))  # all but the feature or channel axis
         center, scale = rows.mean(axes, dtype=np.float64), rows.std(axes, dtype=np.float64)
@@ -166,7 +170,7 @@ def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progre
     file = cache_root() / key
     if file.exists():
         return np.load(file, mmap_mode="r", allow_pickle=False)
-    featurizer = backbone.featurizer.to(inputs.device, memory_format=layout(backbone.featurizer)).eval()
+    featurizer = placed(backbone.featurizer, inputs.device).eval()
     pieces = []
     with torch.inference_mode(), Progress(disable=not progress, transient=True) as bar:
         task = bar.add_task("features of the frozen backbone", total=len(dataset.y))

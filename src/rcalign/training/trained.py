@@ -18,7 +18,7 @@ from rcalign.files import load_weights
 from rcalign.models.backbones import build
 from rcalign.presets import get as get_preset
 from rcalign.records import RunConfig, RunFolder, read_config
-from rcalign.training.task import layout
+from rcalign.training.task import placed
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,12 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
                     f"the frozen backbone '{config.backbone}' of '{run}' was loaded with other weights then: give the "
                     "same weights file again."
                 )
-            frozen = made.featurizer.to(device, memory_format=layout(made.featurizer)).eval()
+            frozen = placed(made.featurizer, device).eval()
             made = build(None, shape)
     else:
         made = build(config.backbone, shape)
     entry = registry.get(config.algorithm)
-    network = Network(made.featurizer, made.features, config.spec.num_classes)
-    network.to(device, memory_format=layout(network))
+    network = placed(Network(made.featurizer, made.features, config.spec.num_classes), device)
     hparams = spaces.build(entry.algorithm.Hparams, config.hparams)
     algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
     algorithm.load_state_dict(load_weights(folder.best_file))
