@@ -10,8 +10,8 @@ First order. inner_rate = 0 with uniform weights is ERM (mean over domains); so 
 
 Paper: Balanced Direction from Multifarious Choices: Arithmetic Meta-Learning for Domain Generalization (2025), read in
 abstract; formula from its public code. Departures from that code, which is made for open-set tasks: one domain for each
-inner step (there: three tasks of domain groups x class groups), no division of the outer gradient by the inner rate, and
-the sum divided by K, so that the learning rate keeps its meaning.
+inner step (there: three tasks of domain groups x class groups), no division of the outer gradient by the inner rate,
+and the sum divided by K, so that the learning rate keeps its meaning.
 """
 
 from __future__ import annotations
