@@ -1,0 +1,37 @@
+# The two commands of the README are `make demo` and `make test`; each sets up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test fast check bench results clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "rcalign needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@test -x $(BIN)/python || { echo "Creating $(VENV) (once; a few minutes, about 6 GB with torch)"; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[emoji,weights,exports,dev]'
+	@touch $(READY)
+
+demo: setup
+	@$(BIN)/rcalign demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+fast: setup
+	$(BIN)/python -m pytest -m 'not slow'
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --doctest-modules src/rcalign
+
+bench: setup
+	@$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

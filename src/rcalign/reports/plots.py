@@ -1,0 +1,58 @@
+"""Still pictures of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+from rcalign.records import RunFolder
+
+COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed")
+
+
+def compare_runs(results: Mapping[str, Mapping[str, Mapping[str, Any]]], path: Path | str) -> str:
+    """Algorithm -> held-out domain -> result (with its run's "folder"): bars of accuracy, and accuracy along training.
+
+    Bars carry the standard error of a proportion, so that a reader sees what the number of test images can tell.
+    """
+    domains = list(next(iter(results.values())))
+    figure, axes = plt.subplots(1, 1 + len(domains), figsize=(4.2 * (1 + len(domains)), 3.8), layout="constrained")
+    bars = axes[0]
+    width = 0.8 / len(results)
+    for k, (name, by_domain) in enumerate(results.items()):
+        values = np.array([by_domain[domain]["average"] for domain in domains])
+        tested = np.array([np.sum(by_domain[domain]["confusion"][domain]) for domain in domains])
+        error = np.sqrt(values * (1 - values) / tested)
+        place = np.arange(len(domains)) + (k - (len(results) - 1) / 2) * width
+        drawn = bars.bar(place, 100 * values, width * 0.92, yerr=100 * error, color=COLOURS[k], label=name, capsize=3)
+        bars.bar_label(drawn, [f"{100 * value:.1f}" for value in values], label_type="center", color="white")
+    bars.set_xticks(range(len(domains)), domains)
+    bars.set_ylabel("accuracy on the unseen domain, %")
+    bars.set_title("chosen by validation on the seen domains", fontsize=10)
+    bars.legend(frameon=False, loc="upper center", ncols=len(results), bbox_to_anchor=(0.5, -0.08))
+    for axis, domain in zip(axes[1:], domains, strict=True):
+        for k, (name, by_domain) in enumerate(results.items()):
+            rows = RunFolder(by_domain[domain]["folder"]).records()
+            steps = [row.step for row in rows]
+            unseen = [100 * row.accuracy[domain]["test"] for row in rows]
+            axis.plot(steps, unseen, color=COLOURS[k], marker="o", label=f"{name}, unseen")
+            seen = [100 * row.validation for row in rows]
+            axis.plot(steps, seen, color=COLOURS[k], linestyle=":", marker="o", markersize=3, label=f"{name}, seen")
+        axis.set_title(f"unseen: {domain}", fontsize=10)
+        axis.set_xlabel("step")
+        axis.set_ylabel("accuracy, %")
+    axes[-1].legend(frameon=False, fontsize=8)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+        axis.set_axisbelow(True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+    return str(path)
