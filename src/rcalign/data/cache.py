@@ -2,7 +2,7 @@
 
 The cache lies under ``$RCALIGN_CACHE`` or ``~/.cache/rcalign``, one folder for each (fingerprint, size). It is built in
 a folder ``….partial`` that is renamed when whole; finished shards survive a kill. A lock file keeps a second process
-waiting until the first is done. Changed files have another fingerprint, hence another cache.
+waiting until the first is done. Changed files have another fingerprint, hence another cache; the old one is removed.
 
 An image is read like this: first frame, turned as its EXIF says, 16 bits cut to 8, alpha composited on white, RGB,
 resized to size x size (both sides, bilinear with antialiasing, as torchvision's ``Resize((size, size))``).
@@ -34,7 +34,9 @@ from rcalign.files import write_whole
 
 A = TypeVar("A")
 B = TypeVar("B")
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # no format that would start another program
 RECIPE = 1  # part of the key: raise it when decode() changes what it returns
+META = "meta.json"
 SHARD_BYTES = 256 * 2**20
 MAPPED_BYTES = 256 * 2**20  # pages kept mapped at most; more would count as this process's memory
 
@@ -76,7 +78,7 @@ def decode(path: str | os.PathLike[str], size: int | None) -> np.ndarray:
 
 
 def _decode(path: str | os.PathLike[str], size: int | None) -> np.ndarray:
-    with Image.open(path) as opened:
+    with Image.open(path, formats=FORMATS) as opened:
         if size is not None:
             opened.draft(None, (2 * size, 2 * size))  # JPEG only: skips detail finer than half a target pixel
         opened.load()
@@ -119,7 +121,7 @@ def _header(path: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            Image.open(path).close()
+            Image.open(path, formats=FORMATS).close()
     except OSError as error:
         if error.errno is not None:
             raise InputError(f"'{path}' cannot be read ({error.strerror}): check the file.") from None
@@ -216,13 +218,13 @@ def open_images(dataset: Dataset, size: int, *, progress: bool = False) -> Image
         return ImageStore([_resized(content.x, size)], size)
     if not isinstance(content, Images):
         raise InputError(f"data set '{dataset.name}' has no images: its rows are numbers.")
-    key = hashlib.sha256(f"{dataset.fingerprint} {size} {RECIPE}".encode()).hexdigest()[:32]
-    folder = cache_root() / "images" / key
     rows = len(content)
     per_shard = max(1, SHARD_BYTES // (size * size * 3))
+    key = hashlib.sha256(f"{dataset.fingerprint} {size} {per_shard} {RECIPE}".encode()).hexdigest()[:32]
+    folder = cache_root() / "images" / key
     lengths = [min(per_shard, rows - start) for start in range(0, rows, per_shard)]
     if not _whole(folder, lengths, size):
-        with _locked(folder.with_suffix(".lock"), progress):
+        with _locked(folder.with_suffix(".lock")):
             if not _whole(folder, lengths, size):  # another process may have built it while this one waited
                 shutil.rmtree(folder, ignore_errors=True)
                 _build(dataset, folder, lengths, size, progress)
@@ -248,7 +250,12 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
     assert isinstance(dataset.content, Images)
     paths = dataset.content.paths
     partial = folder.with_suffix(".partial")
-    partial.mkdir(parents=True, exist_ok=True)
+    with _disk_errors(partial):
+        partial.mkdir(parents=True, exist_ok=True)
+    listing = hashlib.sha256("\0".join(map(os.fspath, paths)).encode("utf-8", "surrogateescape")).hexdigest()
+    outdated = _outdated(folder, listing, size)
+    if outdated:
+        print("The image files changed since they were cached: decoding them again.", file=sys.stderr, flush=True)
     row_bytes = size * size * 3
     done = [_has(_shard(partial, i), n * row_bytes) for i, n in enumerate(lengths)]
     to_write = sum(n * row_bytes for n, have in zip(lengths, done, strict=True) if not have)
@@ -268,7 +275,7 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
             if have:
                 yield from (None for _ in range(length))
             else:
-                yield from _write_shard(_shard(partial, i), _mapped(pool, one, range(start, start + length)), row_bytes)
+                yield from _write_shard(_shard(partial, i), _mapped(pool, one, range(start, start + length)))
             start += length
 
     with ThreadPoolExecutor(_cores()) as pool:
@@ -277,26 +284,45 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
             pass
     remember_bad(dataset.fingerprint, bad, thorough=True)
     if bad:
-        shutil.rmtree(partial, ignore_errors=True)
         first = min(bad)
         others = f" (and {len(bad) - 1} more such files)" if len(bad) > 1 else ""
         raise InputError(
             f"'{paths[first]}'{others} is not a whole image: {bad[first]}; replace or remove it, or go on without it "
             "with --skip-bad."
         )
+    write_json(partial / META, {"name": dataset.name, "listing": listing, "size": size, "rows": len(paths)})
     os.rename(partial, folder)
+    for old in outdated:
+        shutil.rmtree(old, ignore_errors=True)  # a process that has it open keeps what it mapped
 
 
-def _write_shard(file: Path, images: Iterable[np.ndarray | None], row_bytes: int) -> Iterator[None]:
-    """Writes images one after the other; the file gets its name when it is whole."""
+def _outdated(folder: Path, listing: str, size: int) -> list[Path]:
+    """Caches of the same files at the same size, from when the files were different."""
+    found = []
+    for meta in folder.parent.glob(f"*/{META}"):
+        known = read_json(meta)
+        if meta.parent != folder and known and (known.get("listing"), known.get("size")) == (listing, size):
+            found.append(meta.parent)
+    return found
+
+
+def _write_shard(file: Path, images: Iterable[np.ndarray | None]) -> Iterator[None]:
+    """Writes images one after the other. The file gets its name when it is whole; never if an image is missing."""
     growing = file.with_suffix(".growing")
+    whole = True
     with _disk_errors(file.parent), open(growing, "wb") as out:
         for image in images:
-            out.write(bytes(row_bytes) if image is None else np.ascontiguousarray(image).data)
+            if image is None:
+                whole = False
+            else:
+                out.write(np.ascontiguousarray(image).data)
             yield None
         out.flush()
         os.fsync(out.fileno())
-    os.replace(growing, file)
+    if whole:
+        os.replace(growing, file)
+    else:
+        growing.unlink()
 
 
 def _has(file: Path, size: int) -> bool:
@@ -357,7 +383,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(file: Path, progress: bool) -> Iterator[None]:
+def _locked(file: Path) -> Iterator[None]:
     """Holds a lock that the system lets go of when the process ends, however it ends."""
     import fcntl
 
@@ -366,8 +392,7 @@ def _locked(file: Path, progress: bool) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if progress:
-                print("Another process is building this cache; waiting for it.", file=sys.stderr, flush=True)
+            print("Another process is decoding these images: waiting for it.", file=sys.stderr, flush=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

@@ -117,6 +117,7 @@ def _check(dataset: Dataset, splits: Splits, allow_unseen: bool) -> None:
         raise InputError(
             f"no row of '{dataset.name}' is left to choose a model by: add rows, or a split column with val."
         )
+    _check_groups(dataset, splits)
     if allow_unseen:
         return
     seen = np.unique(dataset.y[np.concatenate(list(splits.train.values()))])
@@ -128,6 +129,21 @@ def _check(dataset: Dataset, splits: Splits, allow_unseen: bool) -> None:
                 f"class {names} of domain '{name}' is tested, but no source domain has it in its training part: add "
                 "training rows, or remove the class."
             )
+
+
+def _check_groups(dataset: Dataset, splits: Splits) -> None:
+    if dataset.group is None:
+        return
+    trained = np.concatenate(list(splits.train.values()))
+    for kind, parts in (("validation", splits.val), ("test", splits.test)):
+        for name, rows in parts.items():
+            both = rows[np.isin(dataset.group[rows], dataset.group[trained])]
+            if len(both):
+                row = trained[dataset.group[trained] == dataset.group[both[0]]][0]
+                raise InputError(
+                    f"row {both[0]} is in the {kind} part of domain '{name}' and row {row}, of the same group, in a "
+                    "training part: give all rows of a group the same split."
+                )
 
 
 def _by_domain(dataset: Dataset, held: set[str], seed: int) -> np.ndarray:

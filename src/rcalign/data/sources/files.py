@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,8 +71,11 @@ def unlabelled(paths: Sequence[Path], native_size: int | None) -> Dataset:
 
 def _stat(path: Path) -> os.stat_result:
     try:
-        return path.stat()
+        found = path.stat()
     except OSError as error:
         raise InputError(
             f"'{path}' cannot be read ({error.strerror}): check that it exists and its permissions."
         ) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"'{path}' is not a regular file: remove it or put an image in its place.")
+    return found
