@@ -11,8 +11,8 @@ from torch.nn import functional as F
 PenaltyForm = Literal["cross_entropy", "softmax"]
 
 
-def class_balanced_weights(y: Tensor, num_classes: int | None = None) -> Tensor:
-    """1 / (samples of the label in the batch * number of classes): (n,) -> (n,) float.
+def class_balanced_weights(y: Tensor, num_classes: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """1 / (samples of the label in the batch * number of classes): (n,) -> (n,).
 
     ``num_classes`` defaults to the classes present, so that the weights sum to one.
 
@@ -20,14 +20,14 @@ def class_balanced_weights(y: Tensor, num_classes: int | None = None) -> Tensor:
     (tensor([0.2500, 0.2500, 0.5000]), tensor(0.3333))
     """
     _, position, counts = torch.unique(y, return_inverse=True, return_counts=True)
-    return 1.0 / (counts[position] * (len(counts) if num_classes is None else num_classes))
+    return 1 / (counts[position] * (len(counts) if num_classes is None else num_classes)).to(dtype)
 
 
 def input_gradient_penalty(inputs: Tensor, logits: Tensor, domain: Tensor, form: PenaltyForm) -> Tensor:
     """Mean squared norm of the gradient, by each input row (n, h), of a sum over the discriminator's logits (n, K).
 
     cross_entropy: the sum of cross-entropies with the domains (n,). softmax: the sum over rows i and over all labels j
-    of softmax(logits_i)[domain_j], the published slip; it is constant, hence the penalty zero, where domains are equally
+    of softmax(logits_i)[domain_j], a published slip: constant, so the penalty is zero, where domains are equally
     frequent. Differentiable.
 
     >>> x = torch.ones(2, 1, requires_grad=True)

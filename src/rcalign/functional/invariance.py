@@ -24,7 +24,7 @@ def scale_gradients(logits: Tensor, y: Tensor) -> Tensor:
 def invariance_penalty(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
     """IRMv1's penalty of each domain, an unbiased estimate of a squared gradient: logits (N, C), y (N,) -> (K,).
 
-    The gradient of the mean over even rows times that over odd rows; may be negative. One row alone is squared (biased).
+    The mean derivative of the even rows times that of the odd rows; may be negative. One row alone is squared (biased).
 
     >>> logits, y = torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0])
     >>> torch.allclose(invariance_penalty(logits, y, (2,)), scale_gradients(logits, y)[:1] ** 2)

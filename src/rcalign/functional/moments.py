@@ -37,10 +37,13 @@ def _pairwise_squares(stacked: Tensor) -> Tensor:
     return len(stacked) * (stacked - stacked.mean(0)).square().sum()
 
 
-def kernel_gap(features: Tensor, sizes: Sequence[int], rates: Sequence[float] = GAUSSIAN_RATES) -> Tensor:
-    """Mean over pairs of domains of mean k(X, X) + mean k(Y, Y) - 2 mean k(X, Y), diagonals included.
+def kernel_gap(
+    features: Tensor, sizes: Sequence[int], *, unbiased: bool = False, rates: Sequence[float] = GAUSSIAN_RATES
+) -> Tensor:
+    """Mean over pairs of domains of mean k(X, X) + mean k(Y, Y) - 2 mean k(X, Y).
 
-    k(a, b) = sum over rates g of exp(-g ||a - b||^2). features (N, h), the rows of domain k being the k-th ``sizes[k]``.
+    k(a, b) = sum over rates g of exp(-g ||a - b||^2). features (N, h): domain k has the k-th ``sizes[k]`` rows.
+    unbiased: a sample is not compared with itself (where a domain has more than one row); may be negative.
 
     >>> x = torch.tensor([[0.0], [1.0]])
     >>> kernel_gap(torch.cat([x, x]), (2, 2)).item(), round(kernel_gap(torch.tensor([[0.0], [9.0]]), (1, 1)).item(), 2)
@@ -54,5 +57,9 @@ def kernel_gap(features: Tensor, sizes: Sequence[int], rates: Sequence[float] = 
     kernel = torch.stack([torch.exp(-rate * squares) for rate in rates]).sum(0)  # (N, N)
     rows = torch.stack([part.mean(0) for part in torch.split(kernel, list(sizes))])  # (K, N)
     means = torch.stack([part.mean(1) for part in torch.split(rows, list(sizes), dim=1)])  # (K, K)
+    if unbiased:
+        n = means.new_tensor(sizes)
+        within = torch.where(n > 1, (n * means.diagonal() - len(rates)) / (n - 1).clamp(min=1), means.diagonal())
+        means = means - torch.diag(means.diagonal() - within)
     # sum over i < j of m_ii + m_jj - 2 m_ij = K trace(m) - sum(m)
     return (len(sizes) * means.diagonal().sum() - means.sum()) / pairs
