@@ -249,7 +249,7 @@ def main() -> None:
     except (InputError, DivergedError) as error:
         _stop(str(error), 2)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             where = f" while writing {error.filename}" if error.filename else ""
             _stop(f"no room is left on the disk{where}: free some, then go on with --resume.", 2)
         if isinstance(error, PermissionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import platform
 from collections.abc import Mapping
@@ -88,17 +89,30 @@ class RunFolder:
         self.result_file = self.path / "result.json"
 
     def begin(self, config: RunConfig, resume: bool) -> None:
-        """Claims the folder for this run, or agrees that it already is this run's."""
+        """Claims the folder for this run and this process, or agrees that it already is this run's."""
         if self.config_file.exists():
             self._agree(config, resume)
-            return
-        if self.path.exists() and any(self.path.iterdir()):
+        elif self.path.is_dir() and any(not item.name.startswith(".") for item in self.path.iterdir()):
             raise InputError(f"the output folder '{self.path}' holds other files: choose an empty or new one.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.config_file, dataclasses.asdict(config))
-        except PermissionError:
+            self._lock()
+            for left_by_a_kill in self.path.glob(".*.safetensors.*"):
+                left_by_a_kill.unlink()
+            if not self.config_file.exists():
+                write_json(self.config_file, dataclasses.asdict(config))
+        except (PermissionError, NotADirectoryError, FileExistsError):
             raise InputError(f"the output folder '{self.path}' cannot be written: choose another with --out.") from None
+
+    def _lock(self) -> None:
+        """Held until the process ends, however it ends."""
+        self._held = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another process is training in '{self.path}': wait for it, or choose another --out."
+            ) from None
 
     def _agree(self, config: RunConfig, resume: bool) -> None:
         found = read_config(self.path)
