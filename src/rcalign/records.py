@@ -64,10 +64,11 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One evaluation. accuracy and nll: domain -> part ("val", "test") -> value."""
+    """One evaluation. accuracy and nll: domain -> part ("val", "test") -> value. averaged: of the averaged weights, the
+    last row of a run that averages, without a loss since there was no step."""
 
     step: int
-    loss: float
+    loss: float | None
     accuracy: Mapping[str, Mapping[str, float]]
     nll: Mapping[str, Mapping[str, float]]
     validation: float
@@ -137,8 +138,8 @@ class RunFolder:
             file.flush()
 
     def keep_records_until(self, step: int) -> list[Record]:
-        """Drops rows later than a step (written after the last checkpoint, before a kill)."""
-        rows = [row for row in self.records() if row.step <= step]
+        """Drops rows later than a step (written after the last checkpoint, before a kill) and of averaged weights."""
+        rows = [row for row in self.records() if row.step <= step and not row.averaged]
         text = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
         write_whole(self.records_file, text.encode())
         return rows

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from rcalign.algorithms.base import Algorithm
 from rcalign.errors import DivergedError
 from rcalign.evaluation import metrics
-from rcalign.evaluation.evaluate import by_domain, confusions, summary, validation_accuracy, validation_loss
+from rcalign.evaluation.evaluate import Part, by_domain, confusions, summary, validation_accuracy, validation_loss
 from rcalign.files import load_state, load_weights, save_state, save_weights
 from rcalign.records import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging
@@ -114,6 +114,8 @@ def _finish(
         save_weights(folder.best_file, averaged)
     model.load_state_dict(load_weights(folder.best_file))
     parts = task.evaluate(model, bar)
+    if averaged is not None:  # a row of its own: selection between runs must see what would be used
+        folder.append(_record(parts, task, at.step, {}, averaged=True))
     counts = model.spec.count_matrix.numpy()
     chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
     return {
@@ -136,13 +138,19 @@ def _finish(
 
 
 def _evaluate(model: Algorithm, task: Task, at: _Progress, logs: Mapping[str, Tensor | float], bar: Progress) -> Record:
-    parts = task.evaluate(model, bar)
+    return _record(task.evaluate(model, bar), task, at.step, logs)
+
+
+def _record(
+    parts: Sequence[Part], task: Task, step: int, logs: Mapping[str, Tensor | float], averaged: bool = False
+) -> Record:
     return Record(
-        step=at.step,
-        loss=float(logs["loss"]),
+        step=step,
+        loss=float(logs["loss"]) if "loss" in logs else None,
         accuracy=by_domain(parts, lambda part: part.accuracy),
         nll=by_domain(parts, lambda part: metrics.negative_log_likelihood(part.logits, part.y)),
         validation=validation_accuracy(parts, task.spec.domains),
+        averaged=averaged,
         logs={
             **{name: float(value) for name, value in logs.items() if name != "loss"},
             "validation_loss": validation_loss(parts, task.spec.domains),
