@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rcalign import __version__
 from rcalign.errors import DivergedError, InputError
 
 app = typer.Typer(
@@ -22,6 +23,22 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at data sets.")
 app.add_typer(data_app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"rcalign {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
 
 Data = Annotated[
     str,

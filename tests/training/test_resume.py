@@ -55,13 +55,13 @@ def test_killed_at_random_moments_ends_in_the_same_bits(
         "data": str(rows),
         "algorithm": algorithm,
         "test_domains": ["3"],
-        "steps": 60 * kills,
-        "evaluate_every": 10,
+        "steps": 36 * kills,
+        "evaluate_every": 12,
         "hparams": hparams,
         "average": average,
     }
     train_in_children(tmp_path / "straight", 0, 0, arguments)
-    report = train_in_children(tmp_path / "killed", kills, 0.3, arguments)
+    report = train_in_children(tmp_path / "killed", kills, 0.2, arguments)
     assert report["kills"] == kills, "the run ended before it was killed often enough"
     for name in COMPARED:
         straight, killed = tmp_path / "straight" / name, tmp_path / "killed" / name
