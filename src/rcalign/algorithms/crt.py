@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from typing import Self
 
-import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from rcalign.algorithms.second_stage import SecondStage
@@ -40,10 +38,6 @@ class CRT(SecondStage):
         super().train(mode)
         self.featurizer.eval()
         return self
-
-    def features(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return super().features(x)
 
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)

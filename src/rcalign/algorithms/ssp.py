@@ -15,6 +15,7 @@ from __future__ import annotations
 from torch.nn import functional as F
 
 from rcalign.algorithms.second_stage import SecondStage
+from rcalign.algorithms.ssp_pretext import require_square_images
 from rcalign.registry import Traits, register
 from rcalign.types import Batch, StepOutput
 
@@ -27,6 +28,10 @@ from rcalign.types import Batch, StepOutput
     traits=Traits(stage_one="SSP-pretext", images_only=True),
 )
 class SSP(SecondStage):
+    def build(self) -> None:
+        super().build()
+        require_square_images(self)
+
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
         return StepOutput(F.cross_entropy(logits, batch.y))

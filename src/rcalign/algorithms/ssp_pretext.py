@@ -26,6 +26,16 @@ from rcalign.registry import Traits, register
 from rcalign.types import Batch, StepOutput
 
 
+def require_square_images(model: Algorithm) -> None:
+    """Both stages ask, so that the second one fails before the first one has run."""
+    shape = model.spec.input_shape
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise InputError(
+            f"{model.name} turns images by 90 degrees, but one input has shape {shape}: give square images (channels, "
+            "size, size), or choose another algorithm."
+        )
+
+
 @register(
     "SSP-pretext",
     summary="predict an image's rotation, without labels",
@@ -35,21 +45,13 @@ from rcalign.types import Batch, StepOutput
 )
 class SSPPretext(Algorithm):
     def build(self) -> None:
-        shape = self.spec.input_shape
-        if len(shape) != 3 or shape[1] != shape[2]:
-            raise InputError(
-                f"{self.name} turns images by 90 degrees, but inputs have shape {shape}: give square images."
-            )
+        require_square_images(self)
         self.rotation_head = nn.Linear(self.features_dim, 4)
-
-    def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {"main": self.adam([*self.featurizer.parameters(), *self.rotation_head.parameters()])}
 
     def loss(self, batch: Batch) -> StepOutput:
         # the start is random too: with N not divisible by four no turn is favoured
         balanced = (np.arange(len(batch)) + self.rng.integers(4)) % 4
         turns = torch.from_numpy(self.rng.permutation(balanced)).to(batch.y)
-        features, _ = self(turned(batch.x, turns))
-        guesses = self.rotation_head(features)
-        right = (guesses.detach().argmax(1) == turns).to(features).mean()
+        guesses = self.rotation_head(self.features(turned(batch.x, turns)))
+        right = (guesses.detach().argmax(1) == turns).float().mean()
         return StepOutput(F.cross_entropy(guesses, turns), {"rotation_accuracy": right})
