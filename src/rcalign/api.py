@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -77,7 +78,10 @@ def train(
     """
     entry = registry.get(algorithm)
     dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=skip_bad, progress=progress)
-    chosen = _preset(dataset, preset, protocol, freeze_backbone)
+    if skip_bad and progress:
+        for note in dataset.notes:
+            print(note, file=sys.stderr)
+    chosen = _preset(dataset, preset, freeze_backbone)
     protocol = protocol or chosen.protocol
     if protocol not in PROTOCOLS:
         raise unknown("protocol", protocol, PROTOCOLS)
@@ -282,7 +286,7 @@ def default_folder(config: RunConfig) -> Path:
     return Path("runs") / "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
 
 
-def _preset(dataset: Dataset, preset: str | None, protocol: str | None, freeze_backbone: bool) -> Preset:
+def _preset(dataset: Dataset, preset: str | None, freeze_backbone: bool) -> Preset:
     if preset is not None:
         return presets.get(preset)
     small = isinstance(dataset.content, Arrays) or freeze_backbone
