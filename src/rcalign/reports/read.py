@@ -1,0 +1,385 @@
+"""From a folder to runs: one run, a tree of run folders, a sweep, or a sweep of another program."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rcalign.errors import InputError
+from rcalign.records import Record, RunConfig, RunFolder, read_config
+from rcalign.reports import foreign
+from rcalign.reports.jsonlines import read_lines
+from rcalign.selection import Run
+
+PLAN_FORMAT = 1  # of plan.json; a reader refuses a newer one
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What a report is made from. runs: all that were planned, finished or not. notes: what a reader should know.
+
+    written_by: "rcalign", "DomainBed" or "BoDA".
+    """
+
+    name: str
+    folder: str
+    written_by: str
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.problem is not None)
+
+
+def read(folder: Path | str) -> Sweep:
+    """The runs of a folder, whoever wrote them."""
+    path = Path(folder)
+    if not path.is_dir():
+        what = "is a file" if path.is_file() else "does not exist"
+        raise InputError(f"'{path}' {what}, but a run folder or a folder of runs is expected.")
+    found = _Found(path)
+    if found.kinds > 1:
+        raise InputError(f"'{path}' holds {found.listed()}: report on one of them at a time.")
+    name = path.resolve().name
+    if found.plans:
+        return _read_sweep(found.plans[0])
+    if found.domainbed:
+        return _sweep(name, path, "DomainBed", *foreign.read_domainbed(found.domainbed))
+    if found.boda:
+        return _sweep(name, path, "BoDA", *foreign.read_boda(found.boda))
+    if not found.runs:
+        raise InputError(
+            f"'{path}' holds no runs: expected folders that 'rcalign train' or 'rcalign sweep' wrote, DomainBed's with "
+            "results.jsonl, or BoDA's with results.json."
+        )
+    runs, notes = _read_folders(found.runs, path)
+    return _sweep(name, path, "rcalign", runs, notes)
+
+
+class _Found:
+    """What lies in a tree: sweeps, run folders (not looked into any further), folders of other programs."""
+
+    def __init__(self, root: Path) -> None:
+        self.plans: list[Path] = []
+        self.runs: list[Path] = []
+        self.domainbed: list[Path] = []
+        self.boda: list[Path] = []
+        for where, folders, files in os.walk(root):
+            here = Path(where)
+            folders.sort()
+            if "plan.json" in files:
+                self.plans.append(here)
+            elif "config.json" in files and _is_run(here):
+                self.runs.append(here)
+            elif foreign.FILES["DomainBed"] in files:
+                self.domainbed.append(here)
+            elif foreign.FILES["BoDA"] in files:
+                self.boda.append(here)
+            else:
+                continue
+            folders.clear()  # a run's own first stage, a sweep's runs
+
+    @property
+    def kinds(self) -> int:
+        """How many things lie here of which a report can only be about one."""
+        return len(self.plans) + bool(self.runs) + bool(self.domainbed) + bool(self.boda)
+
+    def listed(self) -> str:
+        names = [f"the sweep '{path}'" for path in self.plans[:3]]
+        names += [f"{len(self.plans) - 3} further sweeps"] if len(self.plans) > 3 else []
+        names += [f"{len(self.runs)} runs outside a sweep"] if self.runs else []
+        names += [f"{len(self.domainbed)} runs of DomainBed"] if self.domainbed else []
+        names += [f"{len(self.boda)} runs of BoDA"] if self.boda else []
+        return ", ".join(names[:-1]) + f" and {names[-1]}"
+
+
+def _is_run(folder: Path) -> bool:
+    """A config.json of another program is not ours to read; one that is damaged may be, and is then reported."""
+    text = (folder / "config.json").read_text(errors="replace")
+    return '"algorithm"' in text and '"test_domains"' in text
+
+
+def _sweep(name: str, path: Path, written_by: str, runs: Sequence[Run], notes: Sequence[str]) -> Sweep:
+    runs, more = _without_twins(runs)
+    return Sweep(name, str(path), written_by, tuple(runs), (*notes, *more))
+
+
+def _read_sweep(path: Path) -> Sweep:
+    """A sweep: its plan says which runs there should be."""
+    plan = _plan(path / "plan.json")
+    runs, notes = [], []
+    for planned in plan["runs"]:
+        run, cut = _planned_run(path, planned)
+        runs.append(run)
+        notes += cut
+    known = {planned["id"] for planned in plan["runs"]}
+    folders = [entry.name for entry in os.scandir(path / "runs")] if (path / "runs").is_dir() else []
+    extra = sorted(name for name in folders if name not in known)
+    if extra:
+        some = ", ".join(extra[:3]) + (", ..." if len(extra) > 3 else "")
+        notes.append(f"{len(extra)} folders in '{path / 'runs'}' are not in the plan and are left out: {some}.")
+    runs = _named_domains(runs)
+    return Sweep(str(plan.get("name") or path.resolve().name), str(path), "rcalign", *_uniform(runs, notes))
+
+
+def _plan(file: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads(file.read_text())
+        if plan.get("format", 0) > PLAN_FORMAT:
+            raise InputError(f"'{file}' was written by a newer rcalign (format {plan['format']}): update rcalign.")
+        for planned in plan["runs"]:
+            planned["id"], planned["data"], planned["algorithm"]
+        return plan
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"'{file}' is not the plan of a sweep ({type(error).__name__}: {error}): restore it, or report on the "
+            "folder of its runs."
+        ) from None
+
+
+def _planned_run(path: Path, planned: Mapping[str, Any]) -> tuple[Run, list[str]]:
+    folder = path / "runs" / planned["id"]
+    place: dict[str, Any] = {
+        "draw": planned.get("draw", 0),
+        "trial": planned.get("trial", 0),
+        "phase": planned.get("phase", "search"),
+    }
+    failure = _failure(path / "failures" / f"{planned['id']}.json")
+    if (folder / "config.json").is_file():
+        run, notes = _read_run(folder, planned["id"])
+        if run.problem is not None and failure:
+            place |= {"problem": f"failed: {failure['error']}", "last_lines": tuple(failure["last_lines"])}
+        return dataclasses.replace(run, **place), notes
+    run = Run(
+        name=planned["id"],
+        data=_short_name(str(planned["data"])),
+        algorithm=planned["algorithm"],
+        protocol=planned.get("protocol") or "lodo",
+        domains=(),
+        test_domains=tuple(planned.get("test_domains", ())),
+        seed=planned.get("seed", 0),
+        preset=planned.get("preset") or "",
+        hparams=planned.get("hparams") or {},
+        problem=f"failed: {failure['error']}" if failure else "not started",
+        last_lines=tuple(failure["last_lines"]) if failure else (),
+        **place,
+    )
+    return run, []
+
+
+def _failure(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        values = json.loads(file.read_text())
+        return {"error": str(values["error"]), "last_lines": [str(line) for line in values.get("last_lines", ())]}
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return {"error": f"its note '{file}' is damaged", "last_lines": []}
+
+
+def _read_folders(folders: Sequence[Path], root: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+    """Runs trained one by one: a seed is a trial, other hyperparameters (or steps, backbone, ...) are another draw."""
+    runs, notes = [], []
+    for folder in folders:
+        run, cut = _read_run(folder, str(folder.relative_to(root)) if folder != root else root.resolve().name)
+        runs.append(run)
+        notes += cut
+    draws: dict[tuple[str, str, str], list[str]] = {}
+    numbered = []
+    for run in runs:
+        settings = draws.setdefault((run.data, run.protocol, run.algorithm), [])
+        own = _settings(run)
+        if own not in settings:
+            settings.append(own)
+        numbered.append(dataclasses.replace(run, trial=run.seed, draw=settings.index(own)))
+    numbered = _named_domains(numbered)
+    return _uniform(numbered + _untested(numbered), notes)
+
+
+def _settings(run: Run) -> str:
+    """Everything that was chosen for a run but its seed, its data and what it holds out."""
+    assert run.config is not None
+    names = ("steps", "backbone", "weights", "freeze_backbone", "freeze_batch_norm", "image_size", "average", "preset")
+    return json.dumps([dict(run.hparams), *(getattr(run.config, name) for name in names)], sort_keys=True)
+
+
+def _untested(runs: Sequence[Run]) -> list[Run]:
+    """A seed for which no run holds out a domain that others hold out: the average over domains needs one."""
+    found = []
+    for (data, protocol), group in _by(runs, lambda run: (run.data, run.protocol)):
+        test_sets = dict.fromkeys(run.test_domains for run in group)
+        for _, own in _by(group, lambda run: (run.algorithm, run.trial)):
+            for held_out in test_sets:
+                if len(held_out) == 1 and all(set(run.test_domains) != set(held_out) for run in own):
+                    first = own[0]
+                    found.append(
+                        Run(
+                            name=f"seed {first.seed}",
+                            data=data,
+                            algorithm=first.algorithm,
+                            protocol=protocol,
+                            domains=first.domains,
+                            test_domains=held_out,
+                            trial=first.trial,
+                            seed=first.seed,
+                            problem="not trained",
+                        )
+                    )
+    return found
+
+
+def _read_run(folder: Path, name: str) -> tuple[Run, list[str]]:
+    config = read_config(folder)
+    files = RunFolder(folder)
+    rows, notes = read_lines(files.records_file) if files.records_file.exists() else ([], [])
+    try:
+        records = tuple(Record(**row) for row in rows)
+    except TypeError as error:
+        raise InputError(
+            f"'{files.records_file}' was written by another version ({error}): report with that one."
+        ) from None
+    result, problem = _result(files, config, records)
+    seconds = None
+    if result is not None:
+        seconds = float(result["seconds"]) + _first_stage_seconds(folder)
+    run = Run(
+        name=name,
+        data=_short_name(config.data),
+        algorithm=config.algorithm,
+        protocol=config.protocol,
+        domains=tuple(records[0].accuracy) if records else (),
+        test_domains=config.test_domains,
+        seed=config.seed,
+        preset=config.preset,
+        hparams=config.hparams,
+        records=records,
+        shots={} if result is None else {result["best_step"]: result["shots"]},
+        seconds=seconds,
+        problem=problem,
+        folder=str(folder),
+        config=config,
+        result=result,
+    )
+    return run, notes
+
+
+def _result(files: RunFolder, config: RunConfig, records: Sequence[Record]) -> tuple[dict[str, Any] | None, str | None]:
+    """The result of a run, if there is one, and why the run is incomplete, if it is."""
+    last = records[-1].step if records else 0
+    try:
+        result = files.result()
+        if result is None:
+            return None, f"stopped at step {last:,} of {config.steps:,}" if records else "started, not yet evaluated"
+        if last < result["steps"]:  # e.g. a line of its records is cut
+            return result, f"its records stop at step {last:,} of {result['steps']:,}"
+        return result, None
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return None, "its result.json is damaged"
+
+
+def _first_stage_seconds(folder: Path) -> float:
+    """Two-stage methods cost both stages."""
+    first = folder / "stage-1"
+    if not first.is_dir():
+        return 0.0
+    result = RunFolder(first).result()
+    return (float(result["seconds"]) if result else 0.0) + _first_stage_seconds(first)
+
+
+def _short_name(data: str) -> str:
+    """
+    >>> _short_name("/data/PACS/"), _short_name("rows.npz"), _short_name("emoji-mlt:imbalance=20")
+    ('PACS', 'rows', 'emoji-mlt:imbalance=20')
+    """
+    return Path(data).stem if os.sep in data or Path(data).suffix else data
+
+
+def _named_domains(runs: Sequence[Run]) -> list[Run]:
+    """All domains of a data set, for runs that could not know them: in the data's order, or the plan's."""
+    found = []
+    orders: dict[str, tuple[str, ...]] = {}
+    for data, group in _by(runs, lambda run: run.data):
+        known = [run.domains for run in group if run.domains]
+        same = len({frozenset(names) for names in known}) == 1 and len(set(known)) == 1
+        union = dict.fromkeys(itertools.chain(*known, *(run.test_domains for run in group)))
+        orders[data] = (
+            known[0] if same and set(known[0]) == set(union) else tuple(union if not known else sorted(union))
+        )
+    for run in runs:
+        found.append(dataclasses.replace(run, domains=orders[run.data]))
+    return found
+
+
+def _uniform(runs: Sequence[Run], notes: Sequence[str]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+    """Different data under one name get two names; different versions, devices or precisions are said."""
+    prints: dict[str, set[str]] = {}
+    for run in runs:
+        if run.config is not None:
+            prints.setdefault(run.data, set()).add(run.config.data_fingerprint)
+    twice = {data for data, found in prints.items() if len(found) > 1}
+    said = list(notes)
+    said += [f"'{data}' is not the same data in all runs: each version has a table of its own." for data in twice]
+    renamed = []
+    for run in runs:
+        if run.data in twice and run.config is not None:
+            run = dataclasses.replace(run, data=f"{run.data} ({run.config.data_fingerprint[:6]})")
+        renamed.append(run)
+    configs = [run.config for run in runs if run.config is not None]
+    for what, values in {
+        "versions": [", ".join(f"{name} {version}" for name, version in config.versions.items()) for config in configs],
+        "devices": [config.device for config in configs],
+        "precisions": [config.precision for config in configs],
+    }.items():
+        counts = {value: values.count(value) for value in dict.fromkeys(values)}
+        if len(counts) > 1:
+            listed = "; ".join(f"{value} ({n} runs)" for value, n in counts.items())
+            said.append(f"the runs were made with different {what}: {listed}.")
+    return tuple(renamed), tuple(said)
+
+
+def _without_twins(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Of two runs that are the same, a finished one counts; two finished ones mean that two sweeps were mixed."""
+    kept: dict[tuple[Any, ...], Run] = {}
+    notes = []
+    for run in runs:
+        key = (run.data, run.protocol, run.algorithm, frozenset(run.test_domains), run.trial, run.draw, run.phase)
+        other = kept.get(key)
+        if other is None:
+            kept[key] = run
+        elif run.problem is None and other.problem is None:
+            raise InputError(
+                f"'{other.name}' and '{run.name}' are the same run twice ({describe(run)}), as if two sweeps lay in "
+                "one folder: keep one of them, or report on a folder of its own."
+            )
+        else:
+            kept[key] = other if other.problem is None else run
+            notes.append(
+                f"'{other.name}' and '{run.name}' are the same run ({describe(run)}); the finished one counts."
+            )
+    return list(kept.values()), notes
+
+
+def describe(run: Run) -> str:
+    """What a run is, in words.
+
+    >>> describe(Run(name="x", data="PACS", algorithm="ERM", protocol="lodo", domains=(), test_domains=("A",), draw=3))
+    'ERM on PACS, A held out, trial 0, draw 3'
+    """
+    held_out = f", {' + '.join(run.test_domains)} held out" if run.test_domains else ""
+    phase = " (repeat)" if run.phase == "repeat" else ""
+    return f"{run.algorithm} on {run.data}{held_out}, trial {run.trial}, draw {run.draw}{phase}"
+
+
+def _by(runs: Iterable[Run], key: Any) -> Iterator[tuple[Any, list[Run]]]:
+    """Runs that share a key, in order of first appearance."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    yield from groups.items()

@@ -1,0 +1,154 @@
+"""The rules against what DomainBed and BoDA themselves chose, and against cases small enough to see through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rcalign.errors import InputError
+from rcalign.records import Record
+from rcalign.reports.foreign import boda_run
+from rcalign.reports.read import read
+from rcalign.selection import RULES, Choice, Missing, Run, choose, choose_per_trial, get_rule, rank
+
+# domainbed-sweep/expected-tables.txt: what DomainBed's own program prints for that sweep
+EXPECTED = {
+    "training-domain": {"C": (98.0, 0.2), "L": (64.2, 0.8), "S": (74.1, 0.4), "V": (77.1, 0.2)},
+    "leave-one-domain-out": {"C": (96.9, 1.0), "L": (64.4, 0.9), "S": (70.5, 0.5), "V": (76.7, 0.1)},
+    "oracle": {"C": (96.9, 1.0), "L": (65.9, 0.5), "S": (71.6, 1.3), "V": (76.9, 0.3)},
+}
+
+
+def record(step: int, val: float, test: float, seen: float = 0.5, averaged: bool = False) -> Record:
+    accuracy = {"a": {"val": seen, "test": seen}, "b": {"val": seen, "test": seen}, "c": {"val": val, "test": test}}
+    return Record(step=step, loss=1.0, accuracy=accuracy, nll={}, validation=seen, averaged=averaged)
+
+
+def run(name: str, *records: Record, **changes: Any) -> Run:
+    values: dict[str, Any] = {
+        "data": "toy",
+        "algorithm": "ERM",
+        "protocol": "lodo",
+        "domains": ("a", "b", "c"),
+        "test_domains": ("c",),
+    }
+    return Run(name=name, records=records, **values | changes)
+
+
+@pytest.mark.parametrize("rule", EXPECTED)
+def test_domainbed_chose_the_same(reference: Path, rule: str) -> None:
+    runs = read(reference / "domainbed-sweep").runs
+    for domain, expected in EXPECTED[rule].items():
+        choices = choose_per_trial(RULES[rule], runs, [domain]).values()
+        values = [100 * choice.accuracy[domain] for choice in choices if isinstance(choice, Choice)]
+        assert len(values) == 2
+        figure = (round(np.mean(values), 1), round(np.std(values) / np.sqrt(len(values)), 1))
+        assert figure == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "theirs"), [("mdlt", "ValMeanAccSelectionMethod"), ("oracle", "OracleSelectionMethod")]
+)
+def test_boda_ranked_the_same(reference: Path, rule: str, theirs: str) -> None:
+    recorded = json.loads((reference / "parity/protocol/mdlt_selection.json").read_text())
+    rows_of: dict[int, list[dict[str, Any]]] = {}
+    for row in recorded["records"]:
+        rows_of.setdefault(row["args"]["hparams_seed"], []).append(row)
+    ranked = rank(RULES[rule], [boda_run(rows) for rows in rows_of.values()])
+    for ours, expected in zip(ranked, recorded["selection"][theirs]["ranking"], strict=True):
+        assert ours.run.draw == expected["hparams_seed"]
+        assert ours.score == pytest.approx(expected["val_acc"], abs=1e-12)
+        assert list(ours.accuracy.values()) == expected["test_acc_env"]
+        assert min(ours.accuracy.values()) == expected["test_acc_worst"]
+        assert list(ours.shots.values()) == expected["test_acc_shot"]
+
+
+def test_of_equal_checkpoints_the_first_and_of_equal_draws_the_lowest() -> None:
+    first = run(
+        "first", record(10, 0, 0.1, seen=0.8), record(20, 0, 0.2, seen=0.9), record(30, 0, 0.3, seen=0.9), draw=1
+    )
+    second = run("second", record(10, 0, 0.4, seen=0.9), draw=0)
+    ranked = rank(RULES["training-domain"], [first, second], ["c"])
+    assert [(choice.run.name, choice.record.step) for choice in ranked] == [("second", 10), ("first", 20)]
+
+
+def test_oracle_takes_the_last_checkpoint_even_when_an_earlier_one_is_better() -> None:
+    only = run("only", record(10, 0.9, 0.9), record(20, 0.4, 0.3))
+    assert rank(RULES["oracle"], [only], ["c"])[0].accuracy == {"c": 0.3}
+
+
+def test_oracle_without_a_validation_part_says_so() -> None:
+    row = Record(step=1, loss=0, accuracy={"a": {"val": 1}, "c": {"test": 1}}, nll={}, validation=1)
+    with pytest.raises(InputError, match="reads the val part of the tested domains"):
+        rank(RULES["oracle"], [run("x", row)], ["c"])
+
+
+def test_averaged_weights_are_the_only_checkpoint_of_a_run_that_averages() -> None:
+    averaged = run("swad", record(10, 0.9, 0.9, seen=0.9), record(20, 0.1, 0.2, seen=0.1, averaged=True))
+    for rule in ("training-domain", "oracle"):
+        assert rank(RULES[rule], [averaged], ["c"])[0].accuracy == {"c": 0.2}
+
+
+def companion(v: str, values: dict[int, float], **changes: Any) -> Run:
+    rows = [Record(step=s, loss=0, accuracy={v: {"test": x}}, nll={}, validation=0) for s, x in values.items()]
+    return run(f"c+{v}", *rows, test_domains=(v, "c"), **changes)
+
+
+def test_leave_one_domain_out_reads_companions_at_the_same_step() -> None:
+    main = run("main", record(10, 0, 0.1), record(20, 0, 0.2), record(30, 0, 0.3))
+    # step 30 is best but one companion did not evaluate it; of the other two, 20 has the larger mean
+    runs = [main, companion("a", {10: 0.6, 20: 0.5, 30: 1.0}), companion("b", {10: 0.5, 20: 0.7})]
+    choice = choose(RULES["leave-one-domain-out"], runs, ["c"])
+    assert isinstance(choice, Choice)
+    assert (choice.record.step, choice.score) == (20, pytest.approx(0.6))
+
+
+def test_leave_one_domain_out_names_the_companion_nobody_ran() -> None:
+    outcome = choose(RULES["leave-one-domain-out"], [run("main", record(10, 0, 0.1)), companion("a", {10: 1})], ["c"])
+    assert isinstance(outcome, Missing)
+    assert [missing.test_domains for missing in outcome.runs] == [("c", "b")]
+
+
+def test_an_unfinished_draw_leaves_no_choice() -> None:
+    runs = [run("good", record(10, 0, 0.5)), run("bad", record(10, 0, 0.9), draw=1, problem="stopped")]
+    outcome = choose(RULES["training-domain"], runs, ["c"])
+    assert isinstance(outcome, Missing) and [missing.name for missing in outcome.runs] == ["bad"]
+
+
+def test_the_best_draw_is_chosen_within_each_trial() -> None:
+    runs = [
+        run("t0d0", record(10, 0, 0.1, seen=0.8)),
+        run("t0d1", record(10, 0, 0.2, seen=0.9), draw=1),
+        run("t1d0", record(10, 0, 0.3, seen=0.9), trial=1),
+        run("t1d1", record(10, 0, 0.4, seen=0.8), trial=1, draw=1),
+    ]
+    choices = choose_per_trial(RULES["training-domain"], runs, ["c"])
+    assert {trial: choice.run.name for trial, choice in choices.items() if isinstance(choice, Choice)} == {
+        0: "t0d1",
+        1: "t1d0",
+    }
+
+
+def test_a_repeated_winner_is_one_trial_per_seed() -> None:
+    runs = [
+        run("s0", record(10, 0, 0.1, seen=0.8)),
+        run("s1", record(10, 0, 0.2, seen=0.9), draw=1),
+        run("r1", record(10, 0, 0.3, seen=0.1), record(20, 0, 0.4, seen=0.2), draw=1, trial=1, phase="repeat"),
+        run("r2", draw=1, trial=2, phase="repeat", problem="not started"),
+    ]
+    choices = choose_per_trial(RULES["training-domain"], runs, ["c"])
+    assert list(choices) == [0, 1, 2]
+    assert isinstance(choices[0], Choice) and choices[0].run.name == "s1"
+    assert isinstance(choices[1], Choice) and choices[1].accuracy == {"c": 0.4}
+    assert isinstance(choices[2], Missing) and choices[2].runs[0].name == "r2"
+
+
+def test_an_unknown_rule_and_a_rule_of_the_other_protocol() -> None:
+    with pytest.raises(InputError, match="did you mean 'oracle'"):
+        get_rule("oracel", "lodo")
+    with pytest.raises(InputError, match="'mdlt' is not for protocol lodo: use one of training-domain"):
+        get_rule("mdlt", "lodo")
