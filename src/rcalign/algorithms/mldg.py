@@ -97,22 +97,25 @@ class MLDG(Algorithm):
         h, batch = self.hparams, self.checked(batch)
         share = 1.0 if h.episodes == "joint" else 1.0 / batch.num_domains
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        for p in parameters:
-            p.grad = torch.zeros_like(p)
+        self.optimizer.zero_grad(set_to_none=True)
         inner_sum, outer_sum = batch.x.new_zeros(()), batch.x.new_zeros(())
         for train, test in self._episodes():
             rows = None if h.episodes == "joint" else min(batch.sizes[k] for k in train + test)
             inner = self._risk(self, batch, train, rows)
-            gradients = torch.autograd.grad(inner, parameters, allow_unused=True, materialize_grads=True)
-            torch._foreach_add_([p.grad for p in parameters], gradients, alpha=share)
+            gradients = list(torch.autograd.grad(inner, parameters, allow_unused=True, materialize_grads=True))
+            for p, gradient in zip(parameters, gradients, strict=True):
+                if p.grad is not None:
+                    p.grad.add_(gradient, alpha=share)
+                else:
+                    p.grad = gradient if share == 1 else share * gradient
             inner_sum += share * inner.detach()
             if h.meta_weight > 0:
                 if h.inner == "sgd":
-                    self._look_ahead.move(h.inner_rate, gradients)
+                    rate, direction = h.inner_rate, gradients
                 else:
-                    self._look_ahead.move(
-                        h.learning_rate, adam_first_direction(gradients, parameters, weight_decay=h.weight_decay)
-                    )
+                    rate = h.learning_rate
+                    direction = adam_first_direction(gradients, parameters, weight_decay=h.weight_decay)
+                self._look_ahead.move(rate, direction)
                 outer = self._risk(self._look_ahead, batch, test, rows)
                 (share * h.meta_weight * outer).backward()  # adds to the parameters' own gradients
                 outer_sum += share * outer.detach()

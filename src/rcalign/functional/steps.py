@@ -17,8 +17,11 @@ def adam_first_direction(
     >>> adam_first_direction([torch.tensor([3.0, -0.1, 0.0])], [torch.zeros(3)])
     [tensor([ 1.0000, -1.0000,  0.0000])]
     """
-    decayed = torch._foreach_add(list(gradients), [p.detach() for p in parameters], alpha=weight_decay)
-    sizes = torch._foreach_abs(decayed)
-    torch._foreach_add_(sizes, epsilon)
-    torch._foreach_div_(decayed, sizes)
-    return list(decayed)
+    decayed = list(gradients)
+    if weight_decay:
+        decayed = list(torch._foreach_add(decayed, [p.detach() for p in parameters], alpha=weight_decay))
+    direction = list(torch._foreach_abs(decayed))  # one allocation: memory is what this costs
+    torch._foreach_add_(direction, epsilon)
+    torch._foreach_reciprocal_(direction)
+    torch._foreach_mul_(direction, decayed)
+    return direction
