@@ -2,8 +2,8 @@
 
 Encoder e = enc(f(x)) in R^o (see ``encoded``). Graph W = W+ - W- over o features and the label (last node),
 T = exp(W * W), mask m = T[:o, last]; masked feature u = e * sg(m), logits head(u). At the start every feature is a
-parent of the label and m = 1. Prototypes, constants: P[d, c] of normalised e, Q[c] of normalised u, moved by each sample
-with ``momentum``.
+parent of the label and m = 1. Prototypes, constants: P[d, c] of normalised e, Q[c] of normalised u, moved by each
+sample with ``momentum``.
 
     L = CE_all(u) + nu_weight * nu                          before step ``anneal_steps``
     L = CE_all(u) + nu_weight * nu + mu_weight * mu         from there on, Adam starting anew
@@ -98,10 +98,14 @@ class IDAG(Encoded):
         return logs
 
     def loss(self, batch: Batch) -> StepOutput:
+        encoded = super().features(batch.x).to(self.prototypes)
+        with torch.autocast(encoded.device.type, enabled=False):  # paths and slow prototypes need full precision
+            return self._loss(encoded, batch)
+
+    def _loss(self, encoded: Tensor, batch: Batch) -> StepOutput:
         h = self.hparams
         paths = path_weights(self.graph)
         mask = paths[:-1, -1]
-        encoded = super().features(batch.x)
         masked = encoded * mask.detach()
         ce = F.cross_entropy(self.head(masked), batch.y)
         pair = batch.domain * self.spec.num_classes + batch.y
