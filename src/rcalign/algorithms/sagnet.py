@@ -64,7 +64,8 @@ class SagNet(Algorithm):
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         parts = {"featurizer": self.featurizer, "head": self.head, "style_head": self.style_head}
-        return {name: self.adam(part.parameters()) for name, part in parts.items()}
+        trained = {name: part for name, part in parts.items() if any(p.requires_grad for p in part.parameters())}
+        return {name: self.adam(part.parameters()) for name, part in trained.items()}
 
     def draw_style(self, rows: int) -> tuple[Tensor, Tensor]:
         """The random part, once for each loss term: u (n, 1) and the permutation (n,)."""
@@ -98,8 +99,9 @@ class SagNet(Algorithm):
         return self.dropped(features, self.hparams.dropout) if self.hparams.dropout > 0 else features
 
     def _update(self, loss: Tensor, *names: str) -> None:
-        for name in names:
-            self.optimizers[name].zero_grad(set_to_none=True)
+        optimizers = [self.optimizers[name] for name in names if name in self.optimizers]
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        for name in names:
-            self.optimizers[name].step()
+        for optimizer in optimizers:
+            optimizer.step()
