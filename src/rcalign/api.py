@@ -169,7 +169,8 @@ def _stage_one(
         model = entry.algorithm(task.spec, task.network(config.seed), values, seed=config.seed)
         averaging = None if first_config.average is None else make_averaging(first_config.average)
         first.finish(fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress))
-    return load_weights(first.best_file)
+    # a pretext task has no labels to choose a checkpoint by: its last weights are what it learned
+    return load_weights(first.last_file if entry.traits.recipe_part else first.best_file)
 
 
 def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, device: str = "auto") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The algorithms: one file each. Importing this package registers them, in the order of the published tables."""
+"""The algorithms: one file each. Importing this package registers them."""
 
 from rcalign.algorithms import (
     arith,

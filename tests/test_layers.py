@@ -1,0 +1,96 @@
+"""Each stage imports only stages before it, and no stage knows an algorithm by name."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import rcalign
+import rcalign.algorithms  # noqa: F401  (registers)
+from rcalign import registry
+
+ROOT = Path(rcalign.__file__).parent
+# a module may import those of its own layer and of the layers above it in this list
+LAYERS = [
+    {"__init__", "errors"},
+    {"types", "files"},
+    {"spaces", "registry", "presets"},
+    {"functional"},
+    {"data"},
+    {"models"},
+    {"algorithms"},
+    {"evaluation", "records"},
+    {"training"},
+    {"selection"},
+    {"sweeps"},
+    {"diagnosis"},
+    {"reports"},
+    {"estimator", "export"},
+    {"api"},
+    {"demo", "compat"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Top-level parts of rcalign that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inside = [f"rcalign.{alias.name}" for alias in node.names] if node.module == "rcalign" else []
+            names = inside or [node.module]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("rcalign.")}
+    return {name for name in found if name in LEVEL}
+
+
+def only_for_types(tree: ast.Module) -> ast.Module:
+    """The module without what stands under ``if TYPE_CHECKING``."""
+    kept = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))]
+    return ast.Module(kept, [])
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {layer(path) for path in FILES} <= LEVEL.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_flow_one_way(path: Path) -> None:
+    level = LEVEL[layer(path)]
+    later = {name for name in imported(only_for_types(ast.parse(path.read_text()))) if LEVEL[name] > level}
+    assert not later, f"{layer(path)} imports {later}"
+
+
+def test_no_algorithm_is_known_by_name() -> None:
+    names = set(registry.names(parts=True)) - {"MTL"}
+    free = {"api", "cli", "demo", "algorithms", "compat", "estimator"}
+    for path in FILES:
+        if layer(path) in free:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in names, f"{path.name} knows '{node.value}'"
+
+
+def test_only_one_file_imports_ray() -> None:
+    for path in FILES:
+        if path.name != "run_on_ray.py":
+            modules = {part for node in ast.walk(ast.parse(path.read_text())) for part in _modules(node)}
+            assert "ray" not in modules, path
+
+
+def _modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name.split(".")[0] for alias in node.names]
+    return [node.module.split(".")[0]] if isinstance(node, ast.ImportFrom) and node.module else []
