@@ -11,6 +11,7 @@ another range for a field say so by the name of their preset (``At``).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import typing
@@ -129,7 +130,11 @@ class Field:
 
 def fields_of(hparams: type | Any) -> dict[str, Field]:
     """Field name -> Field, in the order of declaration. Takes the dataclass or an instance."""
-    cls = hparams if isinstance(hparams, type) else type(hparams)
+    return dict(_fields(hparams if isinstance(hparams, type) else type(hparams)))
+
+
+@functools.cache  # reading annotations takes a millisecond, a sweep makes thousands of draws
+def _fields(cls: type) -> Mapping[str, Field]:
     hints = typing.get_type_hints(cls, include_extras=True)
     found: dict[str, Field] = {}
     for item in dataclasses.fields(cls):
@@ -139,7 +144,8 @@ def fields_of(hparams: type | Any) -> dict[str, Field]:
     return found
 
 
-def _plain_types(cls: type) -> dict[str, Any]:
+@functools.cache
+def _plain_types(cls: type) -> Mapping[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -168,18 +174,19 @@ def draw(cls: type[T], preset: str = "default", seed: int = 0, **changes: Any) -
     for name, note in fields_of(cls).items():
         space = note.space_in(preset)
         if space is not None:
-            start[name] = space.sample(_generator(seed, name))
+            start[name] = sample(space, seed, name)
     return build(cls, {**start, **changes})
 
 
-def _generator(seed: int, name: str) -> np.random.Generator:
+def sample(space: Space, seed: int, name: str) -> Any:
+    """The value of one field in draw ``seed``."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:16], "little"))
+    return space.sample(np.random.default_rng(int.from_bytes(digest[:16], "little")))
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
     """The dataclass from plain values (numbers, strings of a command line, JSON), checked field by field."""
-    notes, types = fields_of(cls), _plain_types(cls)
+    notes, types = fields_of(cls), _plain_types(cls)  # type: ignore[arg-type]
     for name in values:
         if name not in notes:
             raise unknown("hyperparameter", name, notes)
