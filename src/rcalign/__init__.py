@@ -1,3 +1,20 @@
-"""rcalign: classifiers for domains they have never seen."""
+"""rcalign: classifiers for domains they have never seen.
+
+The functions of ``rcalign.api`` are here too, loaded when first used (torch takes seconds to import).
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 __version__ = "0.1.0"
+_FROM_API = ("data_info", "evaluate", "predict", "train")
+__all__ = ["__version__", *_FROM_API]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM_API:
+        from rcalign import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'rcalign' has no attribute '{name}'")
