@@ -1,0 +1,24 @@
+"""Why a model will fail on a new domain: arrays in, a frozen result out. See docs/diagnosis.md for every number."""
+
+from rcalign.diagnosis.inputs import FeatureSet, load_features
+from rcalign.diagnosis.priors import adapt_priors, estimate_priors
+from rcalign.diagnosis.report import diagnose
+from rcalign.diagnosis.results import Diagnosis, to_dict, to_json
+from rcalign.diagnosis.tracking import contraction, tracking
+from rcalign.diagnosis.transport import Distance, cloud, wasserstein
+
+__all__ = [
+    "Diagnosis",
+    "Distance",
+    "FeatureSet",
+    "adapt_priors",
+    "cloud",
+    "contraction",
+    "diagnose",
+    "estimate_priors",
+    "load_features",
+    "to_dict",
+    "to_json",
+    "tracking",
+    "wasserstein",
+]

@@ -1,0 +1,146 @@
+"""A diagnosis in plain words: what dominates, and what would help."""
+
+from __future__ import annotations
+
+from rcalign.diagnosis.results import Advice, HeldOut, Target
+
+SMALL = 0.05  # a gap below this share of the support risk, or below TINY, is not worth acting on
+TINY = 0.01
+
+
+def advise(held_out: tuple[HeldOut, ...], target: Target | None) -> tuple[Advice, ...]:
+    """Findings, the headline first, then by the risk at stake."""
+    findings: list[Advice] = []
+    if target is not None:
+        findings.append(_about_target(target))
+    if held_out:
+        hardest = max(held_out, key=lambda report: report.gap)
+        rest = [*_about_gap(hardest), *_unsupported(held_out), *_about_support(held_out)]
+        findings += [_headline(hardest, len(held_out)), *sorted(rest, key=lambda finding: -finding.amount)]
+    return tuple(findings)
+
+
+def _matters(report: HeldOut) -> bool:
+    return report.gap > max(SMALL * report.support_risk, TINY)
+
+
+def _headline(hardest: HeldOut, count: int) -> Advice:
+    numbers = (
+        f"risk {hardest.risk:.3f} against {hardest.support_risk:.3f} on its support, "
+        f"accuracy {hardest.accuracy:.1%} against {hardest.support_accuracy:.1%}"
+    )
+    if not _matters(hardest):
+        which = "No domain is much harder than the others" if count > 1 else f"'{hardest.domain}' is no harder"
+        text = f"The largest gap is that of '{hardest.domain}': {numbers}. Shift between the domains costs little here."
+        return Advice("good", which, text, 0.0)
+    parts = sorted(
+        [
+            ("features that look different", hardest.feature_part),
+            ("classes that are more or less frequent", hardest.prior_part),
+            ("classes that no other domain has", hardest.unsupported_part),
+        ],
+        key=lambda part: -part[1],
+    )
+    name, amount = parts[0]
+    share = f"{amount:+.3f} of the gap of {hardest.gap:+.3f} comes from {name}"
+    others = "; ".join(f"{value:+.3f} from {other}" for other, value in parts[1:] if abs(value) >= 5e-4)
+    text = f"{numbers[0].upper()}{numbers[1:]}. {share}{'; ' + others if others else ''}."
+    return Advice("headline", f"'{hardest.domain}' is the domain with the largest gap", text, hardest.gap)
+
+
+def _about_gap(report: HeldOut) -> list[Advice]:
+    """What would close the largest gap: features and priors."""
+    if not _matters(report):
+        return []
+    found = []
+    worst = max(report.classes, key=lambda item: item.feature_part)
+    if report.feature_part > 0 and worst.feature_part > 0:
+        found.append(
+            Advice(
+                "feature",
+                f"Collect '{worst.name}' from '{report.domain}', or align",
+                f"Class '{worst.name}' looks different in '{report.domain}' and adds {worst.feature_part:.3f} to the "
+                f"risk there, more than any other class; all classes together add {report.feature_part:+.3f}. Samples "
+                f"of that class from '{report.domain}', or from a domain like it, help most; an alignment loss works "
+                "on all classes at once.",
+                report.feature_part,
+            )
+        )
+    most = max(report.classes, key=lambda item: item.prior_part)
+    if report.prior_part > SMALL * abs(report.gap) and most.prior_part > 0:
+        more = "more" if most.prior > most.support_prior else "less"
+        found.append(
+            Advice(
+                "prior",
+                f"Reweight: '{report.domain}' has other class frequencies",
+                f"Class '{most.name}' is {more} frequent there ({most.prior:.1%} against {most.support_prior:.1%}), "
+                f"which alone adds {most.prior_part:.3f}; all classes together add {report.prior_part:+.3f}. Balanced "
+                "sampling, logit adjustment, or adapting the priors at prediction time address this part and no other.",
+                report.prior_part,
+            )
+        )
+    return found
+
+
+def _unsupported(held_out: tuple[HeldOut, ...]) -> list[Advice]:
+    cases = [
+        (item.unsupported_part, item.name, report.domain)
+        for report in held_out
+        for item in report.classes
+        if item.samples and not item.support_samples
+    ]
+    if not cases:
+        return []
+    cases.sort(reverse=True)
+    listed = ", ".join(f"'{name}' (only in '{domain}')" for _, name, domain in cases[:5])
+    more = f" and {len(cases) - 5} more" if len(cases) > 5 else ""
+    return [
+        Advice(
+            "unsupported",
+            f"Collect '{cases[0][1]}' from another domain than '{cases[0][2]}'",
+            f"No other domain has {listed}{more}. Nothing learned elsewhere bounds the risk on such a class: "
+            "only samples of it help.",
+            sum(amount for amount, _, _ in cases),
+        )
+    ]
+
+
+def _about_support(held_out: tuple[HeldOut, ...]) -> list[Advice]:
+    risk = max(report.support_risk for report in held_out)
+    gap = max(report.gap for report in held_out)
+    if risk <= max(gap, 0.0) or risk < 0.05:
+        return []
+    return [
+        Advice(
+            "support",
+            "The model is not yet good on its own domains",
+            f"The risk on the support reaches {risk:.3f}, more than the largest gap ({gap:+.3f}): a better model "
+            "(longer training, a stronger backbone, more data of any kind) gains more than anything done about shift.",
+            risk,
+        )
+    ]
+
+
+def _about_target(target: Target) -> Advice:
+    weights = sorted(zip(target.mixture.weights, target.mixture.sources, strict=True), reverse=True)
+    nearest = ", ".join(f"{weight:.0%} '{name}'" for weight, name in weights if weight >= 0.005)
+    reference = "" if target.reference is None else f"; the farthest source is {target.reference:.3g} from the others"
+    floor = "" if target.floor is None else f"; a fresh sample of the sources would be {target.floor:.3g} away"
+    distances = f"Its nearest mixture is {nearest}, {target.left:.3g} away{reference}{floor}."
+    verdicts = {
+        "outside": (
+            f"'{target.name}' lies outside the sources",
+            "No mixture of the sources looks like it, so results on held-out sources say little about it: "
+            "collect samples from it or from domains between it and the sources before relying on the model there.",
+        ),
+        "near": (
+            f"'{target.name}' lies near the sources",
+            "It is no farther from them than they are from one another: results on held-out sources are a fair guide.",
+        ),
+        "inside": (
+            f"'{target.name}' lies inside the sources",
+            "It cannot be told from a mixture of them: expect the risk of that mixture.",
+        ),
+    }
+    title, meaning = verdicts[target.verdict]
+    return Advice("target", title, f"{distances} {meaning}", target.mixture.source_risk)

@@ -1,0 +1,173 @@
+"""Theorem 3: the mixture of sources nearest to a target, what it guarantees, and whether the target is outside.
+
+    minimise   sum_ts g_ts ||z_t - z_s||   over plans g >= 0 and weights p >= 0
+    such that  sum_s g_ts = 1 / n_T        for every target sample t
+               sum_t g_ts = p_k / n_k      for every sample s of source k
+
+one linear programme (HiGHS). Then R_T <= sum_k p_k R_k + L W1(T, sum_k p_k D_k), for any weights, if the loss is
+L-Lipschitz in the ground distance. The loss also depends on the label, so the theorem needs labels in that distance:
+
+    d((z, y), (z', y')) = ||z - z'|| + M / L [y != y'],   M = the largest difference of two logits of a source sample
+
+Without target labels the distance is that of the features alone, and the guarantee holds if every target sample has the
+label of the source samples that it is matched with; a share q of the target for which that is wrong adds at most M q.
+The weights come from the features in both cases, so they do not change when labels become known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.optimize import linprog
+
+from rcalign.diagnosis.results import MixtureFit
+from rcalign.diagnosis.transport import EXACT_PAIRS, Cloud, cloud, ground, wasserstein
+
+Array = NDArray[Any]
+
+FIT_PAIRS = 120_000  # target rows x source rows of the linear programme: a second or two
+FRESH = 9  # fresh samples to compare with: one more like them is the farthest about one time in ten
+VERDICT_PAIRS = 30_000  # the same for the verdict, which solves one for each source
+
+RULE = (
+    "Outside: the target is farther from the best mixture of the sources than any source is from the best mixture of "
+    "the other sources (with one source: more than twice as far as a fresh sample of the source itself). Inside: no "
+    f"farther than the farthest of {FRESH} fresh samples of that mixture. Near: in between. All in the features, at "
+    "one sample size."
+)
+LABELLED = "none: the labels of the target are known and count in the distance"
+UNLABELLED = (
+    "the labels of the target are not known: the guarantee holds if each target sample has the label of the source "
+    "samples that it is matched with; a share q of the target for which that is wrong adds at most {most:.4g} q"
+)
+
+
+def nearest_mixture(target: Cloud, sources: Sequence[Cloud]) -> tuple[Array, float]:
+    """Weights (K,) of the mixture of sources nearest to the target, and the distance left. Exact for these samples.
+
+    >>> sources = [cloud(np.array([[0.0]])), cloud(np.array([[10.0]]))]
+    >>> weights, left = nearest_mixture(cloud(np.array([[0.0], [0.0], [0.0], [10.0]])), sources)
+    >>> weights.round(6).tolist(), round(left, 6)
+    ([0.75, 0.25], 0.0)
+    """
+    rows, columns = len(target), sum(len(source) for source in sources)
+    cost = np.concatenate([ground(target, source) for source in sources], axis=1)
+    scale = max(float(cost.max()), 1e-300)  # HiGHS's tolerances are absolute
+    by_row = sparse.kron(sparse.eye_array(rows), np.ones((1, columns)))
+    by_column = sparse.kron(np.ones((1, rows)), sparse.eye_array(columns))
+    of_source = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
+    mass = np.concatenate([source.weights for source in sources])
+    shares = sparse.coo_array((-mass, (np.arange(columns), of_source)), shape=(columns, len(sources)))
+    constraints = sparse.block_array([[by_row, None], [by_column, shares]], format="csr")
+    solution = linprog(
+        np.concatenate([cost.ravel() / scale, np.zeros(len(sources))]),
+        A_eq=constraints,
+        b_eq=np.concatenate([target.weights, np.zeros(columns)]),
+        bounds=(0, None),
+        method="highs",
+    )
+    assert solution.status == 0, solution.message  # feasible and bounded by construction
+    weights = np.maximum(solution.x[-len(sources) :], 0.0)
+    return weights / weights.sum(), float(solution.fun) * scale
+
+
+def thinned(target: Array, sources: Sequence[Array], pairs: int) -> tuple[Array, list[Array]]:
+    """The first rows of each, so many that target rows x source rows <= pairs; what is small stays whole."""
+    most = max(len(target), *(len(source) for source in sources))
+    while min(most, len(target)) * sum(min(most, len(source)) for source in sources) > pairs:
+        most -= max(1, most // 50)
+    return target[:most], [source[:most] for source in sources]
+
+
+def fit_mixture(
+    target: Cloud,
+    sources: Cloud,
+    of_source: Array,
+    source_risks: Array,
+    *,
+    name: str,
+    names: tuple[str, ...],
+    lipschitz: float,
+    largest_difference: float,
+    risk: float | None = None,
+    exact_pairs: int = EXACT_PAIRS,
+) -> MixtureFit:
+    """Theorem 3 for one target. sources: all their rows; of_source (n,): whose, 0 .. K - 1; source_risks (K,).
+
+    The weights come from the linear programme on all samples if that is small enough, else on the first of each domain;
+    distance and guarantee are for all samples in both cases. Labels count if the target has them.
+    """
+    labelled = target.labels is not None
+    jump = largest_difference / max(lipschitz, 1e-300) if labelled else 0.0
+    each = [sources.points[of_source == k] for k in range(len(names))]
+    few, few_sources = thinned(target.points, each, FIT_PAIRS)
+    weights, _ = nearest_mixture(cloud(few), [cloud(points) for points in few_sources])
+    sizes = np.array([len(points) for points in each])
+    mixed = cloud(sources.points, (weights / sizes)[of_source], sources.labels)
+    distance = wasserstein(target, mixed, jump=jump, exact_pairs=exact_pairs)
+    source_risk = float(weights @ source_risks)
+    used = (len(few), sum(len(points) for points in few_sources))
+    return MixtureFit(
+        target=name,
+        sources=names,
+        weights=tuple(weights.tolist()),
+        distance=distance,
+        source_risk=source_risk,
+        guarantee=source_risk + lipschitz * distance.upper,
+        risk=risk,
+        labelled=labelled,
+        label_jump=jump,
+        weights_from=used,
+        weights_exact=used == (len(target), len(sources)),
+        assumption=LABELLED if labelled else UNLABELLED.format(most=largest_difference),
+    )
+
+
+def verdict(target: Array, sources: Sequence[Array]) -> tuple[str, float, float | None, float | None]:
+    """(verdict by ``RULE``, distance left, reference, floor), from points (n_T, d) and (n_k, d).
+
+    Every source is cut in two. Against the first halves stand, at one size: the target; the second half of each source,
+    its own first half left out (reference: the farthest); samples of the second halves, mixed by the target's weights
+    (floor: the farthest of them).
+    """
+    first, second = [points[0::2] for points in sources], [points[1::2] for points in sources]
+    # two thirds of a half, so that fresh samples differ
+    size = min(len(target), *(max(1, 2 * len(points) // 3) for points in second))
+    size = min(size, int(np.sqrt(VERDICT_PAIRS / len(sources))))
+    halves = [cloud(points[:size]) for points in first]
+    weights, left = nearest_mixture(cloud(target[:size]), halves)
+    others = [
+        nearest_mixture(cloud(points[:size]), halves[:k] + halves[k + 1 :])[1]
+        for k, points in enumerate(second)
+        if len(points) and len(halves) > 1
+    ]
+    reference = max(others, default=None)
+    fresh = _fresh_samples(second, weights, size)
+    floor = max((nearest_mixture(cloud(points), halves)[1] for points in fresh), default=None)
+    far = 2.0 * floor if reference is None and floor is not None else reference
+    if floor is not None and left <= floor:
+        return "inside", left, reference, floor
+    if far is not None and left > far:
+        return "outside", left, reference, floor
+    return "near", left, reference, floor
+
+
+def _fresh_samples(parts: Sequence[Array], weights: Array, size: int) -> list[Array]:
+    """Samples of about ``size`` rows from a mixture of the parts; none if the parts are empty."""
+    counts = [min(len(points), round(float(weight) * size)) for points, weight in zip(parts, weights, strict=True)]
+    if not sum(counts):
+        return []
+    # every part starts from the same seed, so that its place among them does not matter
+    return [
+        np.concatenate(
+            [
+                points[np.random.default_rng(draw).permutation(len(points))[:count]]
+                for points, count in zip(parts, counts, strict=True)
+            ]
+        )
+        for draw in range(FRESH)
+    ]

@@ -1,0 +1,156 @@
+"""Class priors of an unlabelled target, and logits that know them.
+
+Both estimates assume label shift: P(z | y) of the target is that of the sources, only P(y) differs.
+
+EM (Saerens, Latinne and Decaestecker 2002), from the model's probabilities p(c | z) under the source prior s:
+
+    q_t(c) ~ p(c | z_t) pi(c) / s(c),   pi(c) <- mean over target samples of q_t(c),   until nothing changes
+
+Black-box shift estimation (Lipton, Wang and Smola 2018), from hard predictions only: with the sources' confusion matrix
+M_kc = P(predicted k, true c) and the target's predicted shares m,  M w = m,  pi(c) ~ max(w_c, 0) s(c).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import softmax
+
+from rcalign.diagnosis.results import Interval, PriorEstimates
+from rcalign.errors import InputError
+
+Array = NDArray[Any]
+
+_FLOOR = 1e-12  # a prior of zero is taken for this, so that adapted logits stay finite
+_DRAWS = 4_000_000  # bootstrap counts in memory at once
+
+
+def adapt_priors(logits: ArrayLike, source_priors: ArrayLike, target_priors: ArrayLike) -> Array:
+    """Logits (n, C) for another class prior: logit_c + log target(c) - log source(c).
+
+    >>> adapt_priors([[0.0, 0.0]], [0.5, 0.5], [0.9, 0.1]).argmax(axis=1)
+    array([0])
+    >>> adapt_priors([[1.0, 2.0]], [0.3, 0.7], [0.3, 0.7])
+    array([[1., 2.]])
+    """
+    scores = np.asarray(logits, dtype=np.float64)
+    source = _prior("source priors", source_priors, scores.shape[-1])
+    target = _prior("target priors", target_priors, scores.shape[-1])
+    if ((source == 0) & (target > 0)).any():
+        at = int(np.flatnonzero((source == 0) & (target > 0))[0])
+        raise InputError(f"class {at} has source prior 0 but target prior {target[at]:.3g}: it was never learned.")
+    return scores + np.log(np.maximum(target, _FLOOR)) - np.log(np.maximum(source, _FLOOR))
+
+
+def _prior(name: str, given: ArrayLike, classes: int) -> Array:
+    values = np.asarray(given, dtype=np.float64)
+    if values.shape != (classes,):
+        raise InputError(
+            f"the {name} have shape {values.shape}, but there are {classes} classes: expected ({classes},)."
+        )
+    if not np.isfinite(values).all() or (values < 0).any() or abs(values.sum() - 1.0) > 1e-6:
+        raise InputError(f"the {name} add up to {values.sum():.6g}: expected numbers from 0 to 1 that add up to one.")
+    return values
+
+
+def em_priors(logits: Array, source: Array, weights: Array | None = None, iterations: int = 2000) -> Array:
+    """Target priors by EM: logits (n, C), source prior (C,) -> (C,); or (C, B) for weights (n, B) of B replicates.
+
+    >>> sure = np.array([[50.0, 0.0]] * 3 + [[0.0, 50.0]])
+    >>> em_priors(sure, np.array([0.5, 0.5])).round(6)
+    array([0.75, 0.25])
+    """
+    seen = source > 0
+    ratio = softmax(logits, axis=1)[:, seen] / source[seen]  # p(c | z) / s(c)
+    masses = np.full((len(logits), 1), 1.0 / len(logits)) if weights is None else weights / weights.sum(axis=0)
+    prior = np.repeat(source[seen][:, None] / source[seen].sum(), masses.shape[1], axis=1)  # (C, B)
+    for _ in range(iterations):
+        evidence = ratio @ prior  # (n, B)
+        following = prior * (ratio.T @ (masses / np.maximum(evidence, 1e-300)))
+        following /= following.sum(axis=0)
+        moved = float(np.abs(following - prior).max())
+        prior = following
+        if moved < 1e-9:
+            break
+    found = np.zeros((len(source), masses.shape[1]))
+    found[seen] = prior
+    return found[:, 0] if weights is None else found
+
+
+def bbse_priors(confusion: Array, predicted: Array) -> Array:
+    """Target priors by black-box shift estimation: confusion (..., C, C) = P(predicted, true), predicted (..., C).
+
+    >>> bbse_priors(np.array([[0.4, 0.1], [0.1, 0.4]]), np.array([0.74, 0.26])).round(6)
+    array([0.9, 0.1])
+    """
+    source = confusion.sum(axis=-2)
+    ratio = np.einsum("...ck,...k->...c", np.linalg.pinv(confusion, rcond=1e-8), predicted)
+    prior = np.maximum(ratio, 0.0) * source
+    total = prior.sum(axis=-1, keepdims=True)
+    return np.where(total > 0, prior / np.where(total > 0, total, 1.0), source)
+
+
+def estimate_priors(
+    source_logits: Array,
+    source_labels: Array,
+    target_logits: Array,
+    *,
+    classes: tuple[str, ...],
+    source_priors: Array | None = None,
+    replicates: int = 200,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> PriorEstimates:
+    """Both estimates with percentile-bootstrap intervals: sources and target are drawn anew in every replicate.
+
+    source_priors (C,): what the model was trained on; None: the shares among the source labels.
+    """
+    count = len(classes)
+    rng = np.random.default_rng(seed)
+    source = (
+        np.bincount(source_labels, minlength=count) / len(source_labels) if source_priors is None else source_priors
+    )
+    source = _prior("source priors", source, count)
+    predicted, guessed = source_logits.argmax(axis=1), target_logits.argmax(axis=1)
+
+    pairs = np.bincount(predicted * count + source_labels, minlength=count * count) / len(source_labels)
+    confusion = pairs.reshape(count, count)
+    shares = np.bincount(guessed, minlength=count) / len(guessed)
+    bbse = bbse_priors(confusion, shares)
+    em = em_priors(target_logits, source)
+
+    drawn = rng.multinomial(len(source_labels), pairs, size=replicates) / len(source_labels)
+    em_parts, share_parts = [], []
+    at_once = max(1, _DRAWS // len(guessed))
+    for start in range(0, replicates, at_once):
+        # the same target rows for both estimates: how often each is drawn, (b, n)
+        rows = rng.multinomial(
+            len(guessed), np.full(len(guessed), 1.0 / len(guessed)), size=min(at_once, replicates - start)
+        )
+        share_parts += [np.bincount(guessed, row, minlength=count) / len(guessed) for row in rows]
+        em_parts.append(em_priors(target_logits, source, rows.T.astype(np.float64)).T)
+    bbse_drawn = bbse_priors(drawn.reshape(replicates, count, count), np.stack(share_parts))  # (B, C)
+    em_drawn = np.concatenate(em_parts)  # (B, C)
+
+    em_intervals, bbse_intervals = _intervals(em, em_drawn, confidence), _intervals(bbse, bbse_drawn, confidence)
+    apart = [a.low > b.high or b.low > a.high for a, b in zip(em_intervals, bbse_intervals, strict=True)]
+    seen = confusion.sum(axis=0) > 0
+    return PriorEstimates(
+        classes=classes,
+        source=tuple(source.tolist()),
+        em=em_intervals,
+        bbse=bbse_intervals,
+        agree=not any(apart),
+        confidence=confidence,
+        replicates=replicates,
+        condition_number=min(float(np.linalg.cond(confusion[:, seen] / confusion.sum(axis=0)[seen])), 1e300),
+    )
+
+
+def _intervals(values: Array, drawn: Array, confidence: float) -> tuple[Interval, ...]:
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    # the estimate itself always lies in its interval, also where clipping at zero makes the draws lopsided
+    low, high = np.minimum(low, values), np.maximum(high, values)
+    return tuple(Interval(float(v), float(a), float(b)) for v, a, b in zip(values, low, high, strict=True))

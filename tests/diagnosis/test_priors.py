@@ -1,0 +1,125 @@
+"""Priors of an unlabelled target, and predictions that use them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rcalign.diagnosis.priors import adapt_priors, bbse_priors, em_priors, estimate_priors
+from rcalign.errors import InputError
+
+MEANS = np.array([[0.0, 0.0], [2.5, 0.0], [0.0, 2.5]])
+
+
+def sample(rng: np.random.Generator, n: int, prior: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Labels, and the logits of the Bayes classifier for uniform priors."""
+    labels = rng.choice(3, n, p=prior)
+    x = rng.normal(size=(n, 2)) + MEANS[labels]
+    return labels, x @ MEANS.T - 0.5 * (MEANS**2).sum(1)
+
+
+def estimated(seed: int, prior: list[float], n: int = 1500) -> tuple[object, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    source_labels, source_logits = sample(rng, n, [1 / 3] * 3)
+    target_labels, target_logits = sample(rng, n, prior)
+    found = estimate_priors(
+        source_logits, source_labels, target_logits, classes=("a", "b", "c"), seed=seed, replicates=100
+    )
+    return found, target_labels, target_logits
+
+
+def test_label_shift_is_recovered() -> None:
+    truth = [0.7, 0.25, 0.05]
+    found, labels, logits = estimated(0, truth)
+    for intervals in (found.em, found.bbse):
+        assert [i.value for i in intervals] == pytest.approx(truth, abs=0.04)
+        assert sum(i.value for i in intervals) == pytest.approx(1.0)
+        assert all(i.low <= i.value <= i.high for i in intervals)
+    assert found.agree
+    before = (logits.argmax(1) == labels).mean()
+    adapted = adapt_priors(logits, found.source, [i.value for i in found.em])
+    assert (adapted.argmax(1) == labels).mean() > before + 0.01
+
+
+def test_the_intervals_cover() -> None:
+    truth = [0.6, 0.3, 0.1]
+    covered = []
+    for seed in range(40):
+        found = estimated(seed, truth, n=400)[0]
+        covered += [i.low <= t <= i.high for i, t in zip(found.bbse, truth, strict=True)]
+        covered += [i.low - 0.02 <= t <= i.high + 0.02 for i, t in zip(found.em, truth, strict=True)]
+    assert np.mean(covered) >= 0.88  # 95 % nominal; 240 correlated trials
+
+
+def test_no_shift_stays_no_shift() -> None:
+    found = estimated(3, [1 / 3] * 3)[0]
+    assert [i.value for i in found.em] == pytest.approx([1 / 3] * 3, abs=0.04)
+
+
+def test_features_that_moved_make_the_two_disagree() -> None:
+    rng = np.random.default_rng(5)
+    source_labels, source_logits = sample(rng, 1500, [1 / 3] * 3)
+    x = 0.3 * rng.normal(size=(1500, 2)) + [1.4, 1.0]  # a cloud that no class of the sources looks like
+    target = x @ MEANS.T - 0.5 * (MEANS**2).sum(1)
+    found = estimate_priors(source_logits, source_labels, target, classes=("a", "b", "c"), replicates=100)
+    assert not found.agree
+
+
+def test_em_with_weights_is_em_on_repeated_rows() -> None:
+    rng = np.random.default_rng(6)
+    logits = sample(rng, 40, [0.5, 0.3, 0.2])[1]
+    counts = rng.integers(0, 4, 40)
+    source = np.array([0.2, 0.3, 0.5])
+    weighted = em_priors(logits, source, counts[:, None].astype(float))[:, 0]
+    np.testing.assert_allclose(weighted, em_priors(np.repeat(logits, counts, axis=0), source), atol=1e-6)
+
+
+def test_em_climbs_the_likelihood() -> None:
+    rng = np.random.default_rng(7)
+    logits = sample(rng, 300, [0.6, 0.3, 0.1])[1]
+    source = np.full(3, 1 / 3)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+    def likelihood(prior: np.ndarray) -> float:
+        return float(np.log((p / source) @ prior).mean())
+
+    best = em_priors(logits, source)
+    for other in rng.dirichlet(np.ones(3), size=200):
+        assert likelihood(other) <= likelihood(best) + 1e-7
+
+
+def test_a_class_that_is_never_predicted_does_not_break_it() -> None:
+    confusion = np.array([[0.5, 0.2, 0.3], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    prior = bbse_priors(confusion, np.array([1.0, 0.0, 0.0]))
+    assert np.isfinite(prior).all() and prior.sum() == pytest.approx(1.0)
+
+
+def test_a_class_without_source_samples_keeps_prior_zero() -> None:
+    logits = np.array([[1.0, 0.0, 0.5]] * 10)
+    assert em_priors(logits, np.array([0.5, 0.0, 0.5]))[1] == 0.0
+    found = estimate_priors(logits, np.array([0, 2] * 5), logits, classes=("a", "b", "c"), replicates=5)
+    assert found.em[1].value == found.bbse[1].value == 0.0
+
+
+def test_adapting_is_bayes() -> None:
+    rng = np.random.default_rng(8)
+    logits, source, target = rng.normal(size=(5, 3)), np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.1, 0.8])
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = p * target / source
+    adapted = np.exp(adapt_priors(logits, source, target))
+    np.testing.assert_allclose(adapted / adapted.sum(1, keepdims=True), expected / expected.sum(1, keepdims=True))
+    assert np.isfinite(adapt_priors(logits, source, [1.0, 0.0, 0.0])).all()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ([0.5, 0.5], [0.2, 0.3, 0.5], r"have shape \(2,\), but there are 3 classes"),
+        ([0.5, 0.3, 0.2], [0.5, 0.5, 0.5], "add up to 1.5"),
+        ([0.5, 0.5, 0.0], [0.2, 0.3, 0.5], "never learned"),
+        ([0.5, 0.6, -0.1], [0.2, 0.3, 0.5], "expected numbers from 0 to 1"),
+    ],
+)
+def test_bad_priors(source: list[float], target: list[float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        adapt_priors(np.zeros((2, 3)), source, target)
