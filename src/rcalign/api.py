@@ -18,6 +18,7 @@ import torch
 
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import presets, registry, spaces
+from rcalign.algorithms.base import Algorithm
 from rcalign.data import source
 from rcalign.data.batches import evaluation_batches
 from rcalign.data.cache import decode, open_images
@@ -30,7 +31,7 @@ from rcalign.evaluation.evaluate import BATCH, Part, summary
 from rcalign.files import load_weights, write_whole
 from rcalign.presets import Preset
 from rcalign.records import RunConfig, RunFolder, versions
-from rcalign.training.averaging import make_averaging
+from rcalign.training.averaging import Averaging, make_averaging
 from rcalign.training.loop import fit
 from rcalign.training.task import Task, make_task, storage_size
 from rcalign.training.trained import TrainedModel, load_trained
@@ -135,7 +136,7 @@ def train(
     folder = RunFolder(out if out is not None else default_folder(config))
     # build before the folder exists: a wrong option must leave nothing behind
     model = entry.algorithm(task.spec, task.network(seed), values, seed=seed)
-    averaging = None if config.average is None else make_averaging(config.average)
+    averaging = _averaging(config, model)
     folder.begin(config, resume)
     finished = folder.result()
     if finished is not None:
@@ -145,6 +146,14 @@ def train(
     result = fit(model, task, folder, config, averaging=averaging, resume=resume, progress=progress)
     folder.finish(result)
     return {**result, "folder": str(folder.path)}
+
+
+def _averaging(config: RunConfig, model: Algorithm) -> Averaging | None:
+    """The run's weight averaging, over the parameters only; an algorithm that always averages sets its options."""
+    if config.average is None:
+        return None
+    options = model.averaging_options() if config.average == model.traits.averages else {}
+    return make_averaging(config.average, parameters=[name for name, _ in model.named_parameters()], **options)
 
 
 def _stage_one(
@@ -167,7 +176,7 @@ def _stage_one(
     first.begin(first_config, resume)
     if first.result() is None:
         model = entry.algorithm(task.spec, task.network(config.seed), values, seed=config.seed)
-        averaging = None if first_config.average is None else make_averaging(first_config.average)
+        averaging = _averaging(first_config, model)
         first.finish(fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress))
     # a pretext task has no labels to choose a checkpoint by: its last weights are what it learned
     return load_weights(first.last_file if entry.traits.recipe_part else first.best_file)

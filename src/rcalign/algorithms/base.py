@@ -155,6 +155,10 @@ class Algorithm(nn.Module):
     def start_from(self, stage_one: Mapping[str, Tensor]) -> None:
         """Takes over the weights (a ``state_dict``) of the run that ``traits.stage_one`` names."""
 
+    def averaging_options(self) -> dict[str, Any]:
+        """Options of the weight averaging that ``traits.averages`` names, from the hyperparameters."""
+        return {}
+
     # --- what an algorithm uses --------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
