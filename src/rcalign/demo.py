@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from rcalign import api
+from rcalign.data import source
+from rcalign.data.cache import open_images
 from rcalign.reports.plots import compare_runs
 
 VENDORS = ("windows", "twitter")
@@ -33,13 +36,26 @@ def demo(out: Path | str = "demo", steps: int = 120, vendors: tuple[str, ...] = 
                 [vendor],
                 steps=steps,
                 evaluate_every=40,
-                hparams={"batch_size": 8, "learning_rate": 3e-4},
+                hparams={"batch_size": 8, "learning_rate": 1e-4},
                 out=folder,
                 resume=True,
                 progress=True,
             )
-    picture = compare_runs(results, Path(out) / "comparison.png")
+    picture = compare_runs(results, Path(out) / "comparison.png", examples())
     return {"results": results, "picture": picture}
+
+
+def examples(count: int = 2) -> dict[str, list[np.ndarray]]:
+    """Vendor -> its drawings of a few emoji, of different classes."""
+    dataset = source.load("emoji")
+    store = open_images(dataset, 72)
+    assert dataset.group is not None
+    chosen = [np.unique(dataset.group[dataset.y == c])[40] for c in range(1, 1 + count)]
+    rows = {
+        vendor: [int(np.flatnonzero((dataset.domain == k) & (dataset.group == group))[0]) for group in chosen]
+        for k, vendor in enumerate(dataset.domains)
+    }
+    return {vendor: list(store.take(of_vendor).numpy()) for vendor, of_vendor in rows.items()}
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> Table:

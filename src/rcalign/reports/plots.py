@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,23 @@ from rcalign.records import RunFolder
 COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed")
 
 
-def compare_runs(results: Mapping[str, Mapping[str, Mapping[str, Any]]], path: Path | str) -> str:
+def compare_runs(
+    results: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    path: Path | str,
+    examples: Mapping[str, Sequence[np.ndarray]] | None = None,
+) -> str:
     """Algorithm -> held-out domain -> result (with its run's "folder"): bars of accuracy, and accuracy along training.
 
     Bars carry the standard error of a proportion, so that a reader sees what the number of test images can tell.
+    examples: domain -> images (h, w, 3), shown above as one column a domain. Returns the path.
     """
     domains = list(next(iter(results.values())))
-    figure, axes = plt.subplots(1, 1 + len(domains), figsize=(4.2 * (1 + len(domains)), 3.8), layout="constrained")
+    figure = plt.figure(figsize=(4.2 * (1 + len(domains)), 6.2 if examples else 3.8), layout="constrained")
+    panels = figure
+    if examples:
+        top, panels = figure.subfigures(2, 1, height_ratios=(2, 3.4))  # type: ignore[assignment]
+        _strip(top, examples, domains)
+    axes = panels.subplots(1, 1 + len(domains))
     bars = axes[0]
     width = 0.8 / len(results)
     for k, (name, by_domain) in enumerate(results.items()):
@@ -56,3 +66,16 @@ def compare_runs(results: Mapping[str, Mapping[str, Mapping[str, Any]]], path: P
     figure.savefig(path, dpi=140)
     plt.close(figure)
     return str(path)
+
+
+def _strip(figure: Any, examples: Mapping[str, Sequence[np.ndarray]], held_out: Sequence[str]) -> None:
+    """One column of example images for each domain; those held out in some run are marked."""
+    rows = len(next(iter(examples.values())))
+    grid = figure.subplots(rows, len(examples), squeeze=False)
+    for k, (domain, images) in enumerate(examples.items()):
+        for axis, image in zip(grid[:, k], images, strict=True):
+            axis.imshow(image)
+            axis.set_axis_off()
+        unseen = domain in held_out
+        grid[0, k].set_title(domain, fontsize=10, fontweight="bold" if unseen else "normal")
+    figure.suptitle("the same things in every domain (bold: held out in turn)", fontsize=10, color="#4b5563")
