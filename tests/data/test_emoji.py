@@ -74,9 +74,9 @@ def test_the_background_is_white():
 
 def test_a_second_load_is_quick():
     load("emoji")
-    start = time.perf_counter()
+    start = time.process_time()
     load("emoji")
-    assert time.perf_counter() - start < 2  # a scan of the pixels takes far longer than that on the same machine
+    assert time.process_time() - start < 1  # seconds of work; looking at the pixels takes several
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -8,6 +8,8 @@ drawn for each image on its own, with one difference: the order of the four colo
 from __future__ import annotations
 
 import math
+import sys
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green, blue
 BLOCK_PIXELS = 100_000
+WORK = 8  # working planes that the colour operations need
 ATTEMPTS = 10  # torchvision's tries to fit a crop before it takes the middle
 
 
@@ -47,38 +50,39 @@ class Augmentation:
     def train(self, x: Tensor, rng: np.random.Generator) -> Tensor:
         """Random crop, flip and colours, then normalised."""
         draws = self.draw(len(x), x.shape[1], x.shape[2], rng)
-        out = torch.empty((len(x), 3, self.size, self.size), device=x.device, memory_format=torch.channels_last)
+        out = _output((len(x), self.size, self.size, 3), x.device).permute(0, 3, 1, 2)
         scale, shift = (values.view(3, 1, 1) for values in self._normalisation(x.device))
         factors = {name: torch.from_numpy(draws.factors[name]).to(x.device) for name in draws.order}
-        # on a CPU a block's planes stay in its cache while all operations pass over them: three times faster
+        # on a CPU the planes of a few images stay in its cache while all operations pass over them
         step = max(1, round(BLOCK_PIXELS / self.size**2)) if x.device.type == "cpu" else len(x)
         for start in range(0, len(x), step):
             block = slice(start, start + step)
-            planes = crop_resize(x[block], draws.boxes[block], self.size, draws.flipped[block])
-            planes = planes.permute(0, 3, 1, 2).contiguous().to(torch.float32).div_(255)
+            planes, work = _workspace(len(x[block]), self.size, x.device)
+            crop_resize(x[block], draws.boxes[block], draws.flipped[block], out=planes)
             for name in draws.order:
-                OPERATIONS[name](planes, factors[name][block])
-            grey = np.flatnonzero(draws.grey[block])
-            if len(grey):
-                rows = torch.from_numpy(grey).to(x.device)
-                planes[rows] = luma(planes[rows]).expand(-1, 3, -1, -1)
+                OPERATIONS[name](planes, factors[name][block], work)
+            for i in np.flatnonzero(draws.grey[block]).tolist():
+                planes[i] = luma(planes[i : i + 1], work[:, :1])[0]
             out[block] = planes.mul_(scale).add_(shift)
         return out
 
     def evaluate(self, x: Tensor) -> Tensor:
         """Resized to size x size if need be, then normalised. Nothing is random."""
-        n, height, width = x.shape[:3]
-        whole = np.tile(np.array([0, 0, height, width]), (n, 1))
-        resized = crop_resize(x, whole, self.size, np.zeros(n, dtype=bool)).to(torch.float32)
+        if x.shape[1:3] == (self.size, self.size):
+            values = x.to(torch.float32)
+        else:
+            images = x.permute(0, 3, 1, 2) if x.device.type == "cpu" else x.permute(0, 3, 1, 2).to(torch.float32)
+            resized = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
+            values = resized.permute(0, 2, 3, 1).contiguous().to(torch.float32)
         # one row of pixels at a time: three channels alone would be too short a run for vector instructions
         scale, shift = (values.repeat(self.size) for values in self._normalisation(x.device))
-        resized.view(-1, self.size * 3).mul_(scale / 255).add_(shift)
-        return resized.permute(0, 3, 1, 2)
+        values.view(-1, self.size * 3).mul_(scale).add_(shift)
+        return values.permute(0, 3, 1, 2)
 
     def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """x * scale + shift = (x - mean) / std: two tensors (3,)."""
+        """x * scale + shift = (x / 255 - mean) / std: two tensors (3,)."""
         mean, std = torch.tensor(self.mean, device=device), torch.tensor(self.std, device=device)
-        return 1 / std, -mean / std
+        return 1 / (255 * std), -mean / std
 
     def draw(self, n: int, height: int, width: int, rng: np.random.Generator) -> Draws:
         """All random choices of a batch, always as many draws whatever they turn out to be."""
@@ -103,6 +107,50 @@ class Draws:
     order: tuple[str, ...]
     factors: dict[str, np.ndarray]
     grey: np.ndarray
+
+
+class _Memory(threading.local):
+    """Each thread's own memory, kept between batches: fresh pages would cost as much as half of the colours.
+
+    work: for intermediate values. outputs: arrays that batches were written to; one is used again when nobody else
+    holds it any more.
+    """
+
+    def __init__(self) -> None:
+        self.work = np.empty(0, np.float32)
+        self.outputs: list[np.ndarray] = []
+
+    def output(self, size: int) -> np.ndarray:
+        """At least ``size`` floats that nobody holds."""
+        for array in self.outputs:
+            if len(array) >= size and sys.getrefcount(array) == 3:  # the list, this variable, the call's argument
+                return array
+        self.outputs = [*self.outputs[-3:], np.empty(size, np.float32)]
+        return self.outputs[-1]
+
+
+_memory = _Memory()
+
+
+def _output(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """float32 with undefined content."""
+    if device.type != "cpu":
+        return torch.empty(shape, device=device)
+    size = math.prod(shape)
+    return torch.from_numpy(_memory.output(size))[:size].view(shape)
+
+
+def _workspace(n: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Images (n, 3, size, size) and working planes (WORK, n, size, size) with undefined content."""
+    plane = n * size * size
+    if device.type != "cpu":
+        values = torch.empty((3 + WORK) * plane, device=device)
+    else:
+        if len(_memory.work) < (3 + WORK) * plane:
+            _memory.work = np.empty((3 + WORK) * plane, np.float32)
+        values = torch.from_numpy(_memory.work)
+    images, work = values[: 3 * plane], values[3 * plane : (3 + WORK) * plane]
+    return images.view(n, 3, size, size), work.view(WORK, n, size, size)
 
 
 def random_boxes(
@@ -140,23 +188,20 @@ def _middle(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, i
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def crop_resize(x: Tensor, boxes: np.ndarray, size: int, flipped: np.ndarray) -> Tensor:
-    """Crops resized (bilinear, antialiased) and mirrored: uint8 (n, h, w, 3) -> uint8 (n, size, size, 3).
+def crop_resize(x: Tensor, boxes: np.ndarray, flipped: np.ndarray, *, out: Tensor) -> Tensor:
+    """Crops resized (bilinear, antialiased) and mirrored: uint8 (n, h, w, 3) -> out, float32 (n, 3, s, s), 0 ... 255.
 
     On a CPU torch's uint8 kernel does one image after the other, which is fastest there; elsewhere the same filter is
     two matrix products over the whole batch. They differ by at most one grey level.
     """
     if x.device.type != "cpu":
-        return _resize_by_matrices(x, boxes, size, flipped)
-    if not flipped.any() and (boxes == (0, 0, size, size)).all() and x.shape[1:3] == (size, size):
-        return x
-    out = torch.empty((len(x), size, size, 3), dtype=torch.uint8)
-    images, results = x.permute(0, 3, 1, 2), out.permute(0, 3, 1, 2)
+        return out.copy_(_resize_by_matrices(x, boxes, out.shape[-1], flipped))
+    images, size = x.permute(0, 3, 1, 2), out.shape[2:]
     for i, (top, left, height, width) in enumerate(boxes.tolist()):
         crop = images[i : i + 1, :, top : top + height, left : left + width]
-        if (height, width) != (size, size):
-            crop = F.interpolate(crop, (size, size), mode="bilinear", antialias=True)
-        results[i] = crop[0].flip(2) if flipped[i] else crop[0]
+        if crop.shape[2:] != size:
+            crop = F.interpolate(crop, size, mode="bilinear", antialias=True)
+        out[i] = crop[0].flip(2) if flipped[i] else crop[0]
     return out
 
 
@@ -168,7 +213,7 @@ def _resize_by_matrices(x: Tensor, boxes: np.ndarray, size: int, flipped: np.nda
     columns = torch.where(mirrored, columns.flip(1), columns)
     planes = x.permute(0, 3, 1, 2).to(torch.float32)
     resized = torch.matmul(torch.matmul(rows[:, None], planes), columns[:, None].transpose(2, 3))
-    return resized.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    return resized.round_().clamp_(0, 255)
 
 
 def _filter(start: Tensor, length: Tensor, size: int, full: int) -> Tensor:
@@ -182,55 +227,61 @@ def _filter(start: Tensor, length: Tensor, size: int, full: int) -> Tensor:
     return weight / weight.sum(2, keepdim=True)
 
 
-# --- colours: float (n, 3, h, w) in [0, 1], one factor for each image (n,), as torchvision's functions of that name ---
+# --- colours: float (n, 3, h, w) from 0 to 255, one factor for each image (n,), changed in place --------------------
+# Each is torchvision's function of that name. work: (WORK, n, h, w) planes to write intermediate values to.
 
 
-def luma(x: Tensor) -> Tensor:
-    """Grey (n, 1, h, w)."""
-    return (x[:, :1] * LUMA[0]).add_(x[:, 1:2], alpha=LUMA[1]).add_(x[:, 2:], alpha=LUMA[2])
+def luma(x: Tensor, work: Tensor) -> Tensor:
+    """Grey (n, 1, h, w), in the first working plane."""
+    grey = torch.mul(x[:, 0], LUMA[0], out=work[0])
+    return grey.add_(x[:, 1], alpha=LUMA[1]).add_(x[:, 2], alpha=LUMA[2])[:, None]
 
 
-def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
-    """factor * x, cut to [0, 1]. In place, like the other three."""
-    return x.mul_(factor[:, None, None, None]).clamp_(0, 1)
+def adjust_brightness(x: Tensor, factor: Tensor, work: Tensor) -> None:
+    """factor * x, cut to the range."""
+    x.mul_(factor[:, None, None, None]).clamp_(0, 255)
 
 
-def adjust_contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """factor * x + (1 - factor) * the mean grey of the image."""
+def adjust_contrast(x: Tensor, factor: Tensor, work: Tensor) -> None:
+    """factor * x + (1 - factor) * the mean grey of the image, cut to the range."""
     # two steps: the bits of a one-step mean could depend on the number of threads
-    mean = luma(x).mean(3, keepdim=True).mean(2, keepdim=True)
+    red, green, blue = x.mean(3).mean(2).unbind(1)
+    mean = (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[:, None, None, None]
     f = factor[:, None, None, None]
-    return x.mul_(f).add_(mean * (1 - f)).clamp_(0, 1)
+    x.mul_(f).add_(mean * (1 - f)).clamp_(0, 255)
 
 
-def adjust_saturation(x: Tensor, factor: Tensor) -> Tensor:
-    """factor * x + (1 - factor) * the grey of each pixel."""
-    f = factor[:, None, None, None]
-    grey = luma(x).mul_(1 - f)
-    return x.mul_(f).add_(grey).clamp_(0, 1)
+def adjust_saturation(x: Tensor, factor: Tensor, work: Tensor) -> None:
+    """factor * x + (1 - factor) * the grey of each pixel, cut to the range."""
+    torch.lerp(luma(x, work), x, factor[:, None, None, None], out=x).clamp_(0, 255)
 
 
-def adjust_hue(x: Tensor, factor: Tensor) -> Tensor:
+def adjust_hue(x: Tensor, factor: Tensor, work: Tensor) -> None:
     """The hue turned by ``factor`` of a full circle; value and chroma are kept.
 
-    With value V = max, chroma D = max - min and the turned hue H in circles, channel k becomes
-    V - D * clamp(2 - 6 |r|, 0, 1), r = H + s_k minus its nearest whole number, s = (3, 1, -1) / 6 for red, green, blue.
-    The hue itself comes from two sorting exchanges, which count the sixth of the circle, without a branch.
+    With value V = max, chroma D = V - min and the turned hue H in sixths of a circle, 0 <= H < 6:
+
+        red = min + D u(H - 3),  green = V - D u(H - 2),  blue = V - D u(H - 4),  u(a) = clamp(|a| - 1, 0, 1).
+
+    The hue comes from sorting the channels by two exchanges, which count the sixth, without a branch.
     """
     red, green, blue = x.unbind(1)
-    swapped = green.clone().lt_(blue)  # 1.0 where true
-    high, low = torch.maximum(green, blue), torch.minimum(green, blue)
-    exchanged = red.clone().lt_(high)
-    value, middle = torch.maximum(red, high), torch.minimum(red, high)
-    chroma = value - torch.minimum(middle, low)
-    sixth = exchanged.mul_(swapped.mul(2).sub_(1 / 3)).sub_(swapped)
-    hue = middle.sub_(low).div_(chroma.mul(6).add_(1e-12)).add_(sixth).abs_().add_(factor[:, None, None])
-    for channel, shift in enumerate((3 / 6, 1 / 6, -1 / 6)):
-        torch.add(hue, shift, out=high)
-        torch.round(high, out=low)
-        high.sub_(low).abs_().mul_(-6).add_(2).clamp_(0, 1)
-        torch.addcmul(value, chroma, high, value=-1, out=x[:, channel])
-    return x
+    first, second, high, low, value, hue, least, chroma = work.unbind(0)
+    first.copy_(green).lt_(blue)  # 1 where exchanged, else 0
+    torch.maximum(green, blue, out=high)
+    torch.minimum(green, blue, out=low)
+    second.copy_(red).lt_(high)
+    torch.maximum(red, high, out=value)
+    torch.minimum(red, high, out=hue)  # the middle one, unless red is least
+    torch.minimum(hue, low, out=least)
+    torch.sub(value, least, out=chroma)
+    hue.sub_(low).div_(torch.add(chroma, 1e-9, out=high))  # grey has hue 0
+    second.mul_(torch.mul(first, 12, out=low).sub_(2))
+    hue.add_(second).sub_(first, alpha=6).abs_().add_((6 * factor)[:, None, None])
+    hue.sub_(torch.mul(hue, 1 / 6, out=low).floor_(), alpha=6)
+    for channel, (start, sign, turn) in enumerate(((least, 1, 3), (value, -1, 2), (value, -1, 4))):
+        share = torch.sub(hue, turn, out=high).abs_().sub_(1).clamp_(0, 1)
+        torch.addcmul(start, chroma, share, value=sign, out=x[:, channel])
 
 
 OPERATIONS = {
