@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import json
 import re
@@ -272,6 +273,65 @@ def algorithms(name: str | None = None) -> list[dict[str, Any]]:
             }
         rows.append(row)
     return rows
+
+
+def sweep(
+    plan: str | Path,
+    *,
+    out: str | Path | None = None,
+    ray: str | None = None,
+    cpus_per_run: int = 1,
+    gpus_per_run: float = 0.0,
+    workers: int | None = None,
+    retry_failed: bool = False,
+    stalled_after: float = 7200.0,
+    dry_run: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Trains all runs of a sweep file, or of a recipe by its name, and returns how far it came.
+
+    What is finished is never trained again: the same call goes on where the last one stopped. ray: the address of a
+    cluster; without it, Ray runs on this machine. retry_failed: try again what failed before. stalled_after: seconds
+    without a sign of life after which a run is stopped. dry_run: plan only. The result is ``sweep_status`` with
+    ``stopped``, None or in a sentence why the sweep ended early.
+    """
+    from rcalign.sweeps import plan_file, run_on_ray  # ray takes a second to import
+    from rcalign.sweeps.folder import SweepFolder
+    from rcalign.sweeps.plan import DataLook, expand
+
+    planned = plan_file.read(plan)
+    resources = run_on_ray.Resources(
+        address=ray,
+        cpus_per_run=cpus_per_run,
+        gpus_per_run=gpus_per_run,
+        workers=workers,
+        stalled_after=stalled_after,
+    )
+    if ray is not None and not dry_run:
+        run_on_ray.check_address(ray)  # before the data are read, which may take longer
+
+    @functools.cache
+    def look(data: str) -> DataLook:
+        dataset = source.load(planned.located(data), skip_bad=planned.settings.get("skip_bad", False))
+        return DataLook(dataset.domains, isinstance(dataset.content, Arrays))
+
+    runs = expand(planned, look)
+    if dry_run:
+        return {"name": planned.name, "planned": len(runs), "runs": [planned.entry(run) for run in runs]}
+    for data in planned.data:  # domains that the file lists may be spelled otherwise in the data
+        for name in dict.fromkeys(name for run in runs if run.data == data for name in run.test_domains):
+            if name not in look(data).domains:
+                raise unknown(f"domain of '{data}'", name, look(data).domains)
+    folder = SweepFolder(out if out is not None else Path("sweeps") / planned.name)
+    stopped = run_on_ray.execute(planned, runs, folder, train, resources, retry_failed=retry_failed, progress=progress)
+    return {**sweep_status(folder.path), "stopped": stopped}
+
+
+def sweep_status(folder: str | Path) -> dict[str, Any]:
+    """How far a sweep is, read from its folder alone, whether or not it is running."""
+    from rcalign.sweeps.folder import status
+
+    return dataclasses.asdict(status(folder))
 
 
 def resolve_device(name: str) -> str:

@@ -1,0 +1,501 @@
+"""Runs a sweep on Ray: on this machine, or on a cluster by its address. The only file that imports ray.
+
+The driver hands out runs, one Ray task each, and keeps no state of its own: everything is in the sweep's folder, so it
+may be killed at any instant and started again. A worker process is used for run after run and loads a data set once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+
+from rcalign.data import source
+from rcalign.data.source import Dataset
+from rcalign.errors import DivergedError, InputError
+from rcalign.records import RunFolder
+from rcalign.sweeps.folder import Entry, SweepFolder, describe
+from rcalign.sweeps.plan import TUNE_THEN_REPEAT, PlannedRun, Sweep, hopeless, repeats, train_arguments
+from rcalign.sweeps.progress import Board, Standing
+from rcalign.training.loop import Interrupted
+
+ATTEMPTS = 3  # of a run whose process dies
+LAST_LINES = 20
+POLL = 0.5  # seconds between looks at what runs
+LOOK_EVERY = 2.0  # seconds between looks into the folders of what runs
+ANSWER_WITHIN = 12.0  # seconds for a cluster
+STOP_WITHIN = 30.0  # seconds for runs to save their state
+OBJECT_STORE = 100 * 2**20  # bytes: results are small
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+Train = Callable[..., Mapping[str, Any]]  # api.train, which is a later stage and therefore given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """Where and how much at once. address: of a Ray cluster, None for this machine. workers: at most so many runs at
+    once, None for as many as fit. stalled_after: seconds without a sign of life after which a run counts as hung."""
+
+    address: str | None = None
+    cpus_per_run: int = 1
+    gpus_per_run: float = 0.0
+    workers: int | None = None
+    stalled_after: float = 7200.0
+
+    def __post_init__(self) -> None:
+        if self.cpus_per_run < 1:
+            raise InputError(f"--cpus-per-run is {self.cpus_per_run}, but must be at least 1.")
+        if self.gpus_per_run < 0:
+            raise InputError(f"--gpus-per-run is {self.gpus_per_run}, but must be at least 0.")
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"--workers is {self.workers}, but must be at least 1.")
+        if self.stalled_after <= 0:
+            raise InputError(f"--stalled-after is {self.stalled_after}, but must be more than 0 seconds.")
+
+
+def execute(
+    sweep: Sweep,
+    runs: Sequence[PlannedRun],
+    folder: SweepFolder,
+    train: Train,
+    resources: Resources,
+    *,
+    retry_failed: bool = False,
+    progress: bool = False,
+) -> str | None:
+    """Trains what is not trained yet. Returns None, or in a sentence why it stopped before the end."""
+    with folder.driving():
+        search = list(runs)
+        entries = [sweep.entry(run) for run in [*search, *_repeats_now(sweep, search, folder)]]
+        folder.begin(sweep.name, sweep.seed_rule, entries)
+        if retry_failed:
+            for run in folder.failures():
+                folder.forgive(run)
+        with Board(sweep.name, progress) as board:
+            driver = _Driver(sweep, search, folder, train, resources, board)
+            if not driver.plan_more():
+                return None
+            with _connected(resources), _signals() as stopped:
+                return driver.drive(stopped)
+
+
+# --- the driver ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Flight:
+    """A run that was handed to Ray. asked: why it was asked to end, if it was."""
+
+    entry: Entry
+    submitted: float
+    started: float | None = None
+    sign: float = 0.0
+    signed: float = 0.0
+    asked: str = ""
+
+
+class _Driver:
+    def __init__(
+        self,
+        sweep: Sweep,
+        search: Sequence[PlannedRun],
+        folder: SweepFolder,
+        train: Train,
+        resources: Resources,
+        board: Board,
+    ) -> None:
+        self.sweep, self.search, self.folder = sweep, list(search), folder
+        self.train, self.resources, self.board = train, resources, board
+        self.entries: dict[str, Entry] = {}
+        self.queue: deque[Entry] = deque()
+        self.flying: dict[Any, _Flight] = {}
+        self.attempts: Counter[str] = Counter()
+        self.failed = set(folder.failures())
+        self.given_up = folder.given_up() if sweep.early_stopping is not None else set()
+        self.validation: dict[str, float] = {}
+        self.seconds: list[float] = []
+        for run in folder.finished():
+            result = folder.run(run).result() or {}
+            self.validation[run] = float(result["validation"])
+            self.seconds.append(float(result["seconds"]))
+        self.failed -= self.validation.keys()
+        self.given_up -= self.validation.keys()
+        self.slots = 1
+        self.curves: dict[str, list[tuple[int, float]]] = {}
+        self.stop_reason: str | None = None
+        self._looked = self._counted = -1e9
+
+    def plan_more(self) -> bool:
+        """Queues what is planned and neither done nor failed: the search, then the repetitions of its winners."""
+        again = _repeats_now(self.sweep, self.search, self.folder)
+        for entry in (self.sweep.entry(run) for run in [*self.search, *again]):
+            if entry["id"] not in self.entries:
+                self.entries[entry["id"]] = entry
+                if entry["id"] not in self.validation.keys() | self.failed | self.given_up:
+                    self.queue.append(entry)
+        return bool(self.queue)
+
+    def drive(self, stopped: threading.Event) -> str | None:
+        work = ray.remote(_work).options(
+            num_cpus=self.resources.cpus_per_run, num_gpus=self.resources.gpus_per_run, max_retries=0
+        )
+        train = ray.put(self.train)
+        device = "auto" if self.resources.gpus_per_run > 0 else "cpu"
+        try:
+            while self.queue or self.flying:
+                self._count_slots()
+                limit = self.resources.workers or 2 * self.slots  # some in reserve: no slot waits for the driver
+                while self.queue and len(self.flying) < limit:
+                    entry = self.queue.popleft()
+                    ref = work.remote(train, dict(entry), str(self.folder.path.resolve()), self.resources, device)
+                    self.flying[ref] = _Flight(entry, time.monotonic())
+                self._collect(POLL)
+                self._look()
+                self.board.show(self.standing())
+                if stopped.is_set():
+                    self.stop_reason = "stopped"
+                if self.stop_reason is not None:
+                    break
+                if not self.queue and not self.flying and self.plan_more():
+                    self.folder.write_plan(self.sweep.name, self.sweep.seed_rule, list(self.entries.values()))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self.stop_reason = _no_room(error)
+        except RayError as error:
+            self.flying.clear()
+            said = str(error).strip().splitlines()[-1]
+            self.stop_reason = f"the connection to Ray was lost ({said})"
+        finally:
+            self._land()
+        self.board.show(self.standing())
+        return self.stop_reason
+
+    def standing(self) -> Standing:
+        known = [run for run in self.entries if run in self.validation]
+        best = max(known, key=lambda run: self.validation[run], default=None)
+        leader = "" if best is None else f"{self.entries[best]['label']} {100 * self.validation[best]:.1f} % validation"
+        running = sum(flight.started is not None for flight in self.flying.values())
+        left = len(self.queue) + len(self.flying)
+        mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
+        return Standing(
+            planned=len(self.entries),
+            finished=len(known),
+            running=running,
+            failed=len(self.failed & self.entries.keys()),
+            given_up=len(self.given_up & self.entries.keys()),
+            best=leader,
+            seconds_left=None if mean is None else mean * left / self.slots,
+        )
+
+    def _count_slots(self) -> None:
+        """How many runs fit; a cluster may grow."""
+        if time.monotonic() - self._counted < 10:
+            return
+        self._counted = time.monotonic()
+        fit = sum(_fitting(node["Resources"], self.resources) for node in ray.nodes() if node["Alive"])
+        if fit == 0 and self._looked < 0:
+            self.board.say("no node of the cluster has room for a run yet: waiting for one")
+        self.slots = max(1, min(fit, self.resources.workers or fit))
+
+    def _collect(self, wait: float) -> None:
+        if not self.flying:
+            return
+        ready, _ = ray.wait(list(self.flying), num_returns=1, timeout=wait)
+        if ready:
+            ready, _ = ray.wait(list(self.flying), num_returns=len(self.flying), timeout=0)
+        for ref in ready:
+            flight = self.flying.pop(ref)
+            self._settle(flight, _outcome(ref))
+
+    def _settle(self, flight: _Flight, outcome: Mapping[str, Any]) -> None:
+        """What became of a run goes into the folder."""
+        run, end = flight.entry["id"], outcome["end"]
+        if end == "finished":
+            self.folder.forgive(run)
+            self.validation[run] = outcome["validation"]
+            self.seconds.append(time.monotonic() - (flight.started or flight.submitted))
+        elif end == "no room":
+            self.stop_reason = outcome["error"]
+            self.queue.appendleft(flight.entry)
+        elif flight.asked == "hopeless":
+            records = self.folder.run(run).records()
+            best = max((record.validation for record in records), default=0.0)
+            self.folder.give_up(run, records[-1].step if records else 0, best)
+            self.given_up.add(run)
+        elif flight.asked == "hung":
+            quiet = f"it wrote nothing for {self.resources.stalled_after:g} seconds and was stopped"
+            self._fail(flight.entry, "hung", quiet, [quiet, self._last_known(run)])
+        elif end == "failed":
+            self._fail(flight.entry, outcome["kind"], outcome["error"], outcome["last_lines"])
+        elif end == "died":
+            self.attempts[run] += 1
+            if self.attempts[run] < ATTEMPTS:
+                self.board.say(f"the process of {describe(flight.entry)} died: it goes on from its last checkpoint")
+                self.queue.appendleft(flight.entry)
+            else:
+                error = f"its process died {ATTEMPTS} times (out of memory?)"
+                self._fail(flight.entry, "died", error, [*outcome["last_lines"], self._last_known(run)])
+        else:  # interrupted, not by us: it has not had its turn yet
+            self.queue.appendleft(flight.entry)
+
+    def _fail(self, entry: Entry, kind: str, error: str, last_lines: Sequence[str]) -> None:
+        self.folder.fail(entry["id"], kind, error, last_lines)
+        self.failed.add(entry["id"])
+        self.board.say(f"failed: {describe(entry)}: {error}")
+
+    def _last_known(self, run: str) -> str:
+        records = self.folder.run(run).records()
+        return f"last evaluation: step {records[-1].step}" if records else "it had not been evaluated yet"
+
+    def _look(self) -> None:
+        """Looks after what runs: whether it still lives, and whether it is worth going on."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_EVERY:
+            return
+        self._looked = now
+        running = self.folder.running()
+        for ref, flight in self.flying.items():
+            run = flight.entry["id"]
+            if run not in running or flight.asked:
+                continue
+            sign = self.folder.last_sign(run)
+            if flight.started is None or sign != flight.sign:
+                flight.started = flight.started or now
+                flight.sign, flight.signed = sign, now
+            if now - flight.signed > self.resources.stalled_after:
+                flight.asked = "hung"
+                _kill(ref, running[run])
+            elif self.sweep.early_stopping is not None and self._hopeless(flight.entry):
+                flight.asked = "hopeless"
+                ray.cancel(ref)
+
+    def _hopeless(self, entry: Entry) -> bool:
+        assert self.sweep.early_stopping is not None
+        names = ("data", "label", "test_domains", "seed")
+        peers = [
+            run
+            for run in self.validation.keys() & self.entries.keys()
+            if all(self.entries[run][name] == entry[name] for name in names)
+        ]
+        for run in peers:
+            if run not in self.curves:
+                self.curves[run] = _curve(self.folder.run(run))
+        curve = _curve(self.folder.run(entry["id"]))
+        return hopeless(self.sweep.early_stopping, curve, [self.curves[run] for run in peers])
+
+    def _land(self) -> None:
+        """Asks all that runs to save its state and end, and waits for it."""
+        self.queue.clear()
+        for ref in self.flying:
+            ray.cancel(ref)
+        until = time.monotonic() + STOP_WITHIN
+        while self.flying and time.monotonic() < until:
+            ready, _ = ray.wait(list(self.flying), num_returns=1, timeout=POLL)
+            for ref in ready:
+                flight = self.flying.pop(ref)
+                outcome = _outcome(ref)
+                if outcome["end"] == "finished":
+                    self._settle(flight, outcome)
+        for ref in self.flying:
+            ray.cancel(ref, force=True)
+
+
+def _repeats_now(sweep: Sweep, search: Sequence[PlannedRun], folder: SweepFolder) -> tuple[PlannedRun, ...]:
+    """The repetitions of winners, once the whole search is over; a group with failed runs has none."""
+    if sweep.seed_rule != TUNE_THEN_REPEAT:
+        return ()
+    finished, failures = folder.finished(), folder.failures()
+    given_up = folder.given_up() if sweep.early_stopping is not None else set()
+    if any(run.id not in finished | failures.keys() | given_up for run in search):
+        return ()
+    lost = given_up | {run for run, note in failures.items() if note["kind"] == "diverged"}
+    validation: dict[str, float | None] = dict.fromkeys(lost)
+    validation |= {run: float((folder.run(run).result() or {})["validation"]) for run in finished}
+    return repeats(sweep, search, validation)[0]
+
+
+def _curve(run: RunFolder) -> list[tuple[int, float]]:
+    return [(record.step, record.validation) for record in run.records()]
+
+
+def _kill(ref: Any, process: Mapping[str, Any]) -> None:
+    """Ends a process that does not answer; here the kernel does it, elsewhere only Ray can."""
+    if process.get("host") == socket.gethostname():
+        os.kill(process["pid"], signal.SIGKILL)
+    else:
+        ray.cancel(ref, force=True)
+
+
+def _outcome(ref: Any) -> Mapping[str, Any]:
+    try:
+        return ray.get(ref)
+    except TaskCancelledError:
+        return {"end": "interrupted"}
+    except RayTaskError as error:
+        lines = str(error).strip().splitlines()
+        return {"end": "failed", "kind": "error", "error": lines[-1], "last_lines": lines[-LAST_LINES:]}
+    except RayError as error:
+        return {"end": "died", "last_lines": str(error).strip().splitlines()[-LAST_LINES:]}
+
+
+def _no_room(error: OSError) -> str:
+    where = f" while writing {error.filename}" if error.filename else ""
+    return f"no room is left on the disk{where}: free some"
+
+
+# --- in a worker process -------------------------------------------------------------------------------------------
+
+
+def _work(train: Train, entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
+    """Trains one run in its folder, from its checkpoint if there is one. What went wrong is returned, not raised."""
+    folder = SweepFolder(path)
+    torch.set_num_threads(resources.cpus_per_run)
+    try:
+        if not folder.plan_file.exists():
+            raise InputError(
+                f"the sweep's folder '{path}' cannot be seen on {socket.gethostname()}: give an --out that all nodes "
+                "of the cluster share."
+            )
+        with folder.training(entry["id"]):
+            run = folder.run(entry["id"])
+            _tidy(run)
+            data = _dataset(entry["data"], entry.get("skip_bad", False))
+            resume = run.config_file.exists()
+            result = train(data, **train_arguments(entry), device=device, out=run.path, resume=resume)
+        return {"end": "finished", "validation": float(result["validation"])}
+    except Interrupted:
+        return {"end": "interrupted"}
+    except Exception as error:
+        full = _full_disk(error)
+        if full is not None:
+            return {"end": "no room", "error": _no_room(full)}
+        lines = "".join(traceback.format_exception(error)).strip().splitlines()
+        kind = "diverged" if isinstance(error, DivergedError) else "error"
+        said = str(error) if isinstance(error, (InputError, DivergedError)) else f"{type(error).__name__}: {error}"
+        return {"end": "failed", "kind": kind, "error": said, "last_lines": lines[-LAST_LINES:]}
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _tidy(run: RunFolder) -> None:
+    """Removes what a kill left half-written."""
+    if not run.path.exists():
+        return
+    if not run.config_file.exists():  # the first file that a run writes
+        shutil.rmtree(run.path)
+        return
+    for leftover in run.path.rglob(".*"):
+        leftover.unlink(missing_ok=True)
+
+
+@functools.lru_cache(maxsize=2)
+def _dataset(data: str, skip_bad: bool) -> Dataset:
+    """Loaded once in a process; named as the plan names it, so that a run folder says where its data are."""
+    return dataclasses.replace(source.load(data, skip_bad=skip_bad), name=data)
+
+
+# --- Ray -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _connected(resources: Resources) -> Iterator[None]:
+    if ray.is_initialized():  # by the program that calls us: then it is not ours to end
+        yield
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if resources.address is None:
+        if resources.cpus_per_run > _cpus():
+            raise InputError(
+                f"--cpus-per-run is {resources.cpus_per_run}, but this machine has {_cpus()}: ask for less."
+            )
+        gpus = torch.cuda.device_count()
+        if resources.gpus_per_run > gpus:
+            raise InputError(
+                f"--gpus-per-run is {resources.gpus_per_run:g}, but this machine has {gpus}: ask for less."
+            )
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        cpus = max(_cpus(), (resources.workers or 1) * resources.cpus_per_run)
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+    else:
+        check_address(resources.address)
+        ray.init(address=resources.address, **quiet)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _fitting(has: Mapping[str, float], resources: Resources) -> int:
+    """How many runs a node takes at once.
+
+    >>> _fitting({"CPU": 8.0, "GPU": 1.0}, Resources(cpus_per_run=2, gpus_per_run=0.5))
+    2
+    """
+    by_cpu = int(has.get("CPU", 0) // resources.cpus_per_run)
+    return min(by_cpu, int(has.get("GPU", 0) / resources.gpus_per_run)) if resources.gpus_per_run > 0 else by_cpu
+
+
+def check_address(address: str) -> None:
+    """Raises unless a Ray cluster answers soon. Asked in a process of its own: ray itself waits for minutes, or aborts
+    the process, when nobody answers."""
+    code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
+    hint = "check it with 'ray status' on that cluster, start one with 'ray start --head', or leave --ray out."
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, address], capture_output=True, text=True, timeout=ANSWER_WITHIN, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"no Ray cluster answers at '{address}' within {ANSWER_WITHIN:g} seconds: {hint}") from None
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise InputError(f"the Ray cluster at '{address}' cannot be used ({said}): {hint}")
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """The first Ctrl-C or SIGTERM lets all runs save their state; a second Ctrl-C ends at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
