@@ -257,6 +257,7 @@ def status(path: Path | str) -> Status:
     parts: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         parts.setdefault((entry["data"], entry["label"]), []).append(entry)
+    failed = [entry for entry in entries if entry["id"] in failures]
     seconds = [float(result.get("seconds", 0)) for result in results.values()]
     left = None
     if seconds and running:
@@ -273,9 +274,7 @@ def status(path: Path | str) -> Status:
         waiting=waiting,
         seconds_left=left,
         parts=tuple(_part(*key, own, results, failures.keys()) for key, own in parts.items()),
-        failures=tuple(
-            {"run": describe(entry), **failures[entry["id"]]} for entry in entries if entry["id"] in failures
-        ),
+        failures=tuple({"run": describe(entry), **failures[entry["id"]]} for entry in failed),
     )
 
 

@@ -80,6 +80,14 @@ def train_arguments(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Searched:
+    """Where a plan looks for a hyperparameter instead of in its own space; default: draw 0, None for the preset's."""
+
+    space: Space
+    default: Any = None
+
+
+@dataclass(frozen=True)
 class EarlyStopping:
     """A draw is given up when, ``after`` so many steps, its best validation accuracy is below the median that its
     ``peers`` (finished draws of the same group and seed, at least so many) had at the same step."""
@@ -279,7 +287,7 @@ def _draw(
     preset: str,
     seed: int,
     fixed: Mapping[str, Any],
-    search: Mapping[str, Space],
+    search: Mapping[str, Searched],
 ) -> dict[str, Any]:
     """The hyperparameters of a draw, of the first stage too where there is one. What is fixed is not searched."""
     stages = [registry.get(entry.traits.stage_one)] if entry.traits.stage_one is not None else []
@@ -288,7 +296,10 @@ def _draw(
     for name in (*fixed, *search):
         if name not in known:
             raise unknown(f"hyperparameter of {label}", name, known)
-    sampled = {name: spaces.sample(space, seed, name) for name, space in search.items()} if seed != 0 else {}
+    if seed == 0:
+        sampled = {name: searched.default for name, searched in search.items() if searched.default is not None}
+    else:
+        sampled = {name: spaces.sample(searched.space, seed, name) for name, searched in search.items()}
     values: dict[str, Any] = {}
     for kind in kinds:
         own = {name: value for name, value in {**sampled, **fixed}.items() if name in spaces.fields_of(kind)}

@@ -14,7 +14,7 @@ from rcalign import presets, registry
 from rcalign.data.splits import PROTOCOLS
 from rcalign.errors import InputError, unknown
 from rcalign.spaces import Choice, IntUniform, LogUniform, Space, Uniform
-from rcalign.sweeps.plan import DOMAINBED, OPTIONS, SEED_RULES, TUNE_THEN_REPEAT, EarlyStopping, Sweep
+from rcalign.sweeps.plan import DOMAINBED, OPTIONS, SEED_RULES, TUNE_THEN_REPEAT, EarlyStopping, Searched, Sweep
 
 _TABLES = ("hparams", "search", "variants", "override", "domains", "early_stopping")
 _KEYS = (
@@ -172,7 +172,7 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     if "hparams" in values:
         _table(values, "hparams")
     if "search" in values:
-        found["search"] = {name: _space(name, given) for name, given in _table(values, "search").items()}
+        found["search"] = {name: _searched(name, given) for name, given in _table(values, "search").items()}
     if "pairs" in values:
         _typed("pairs", values["pairs"], bool)
     if "test_domains" in values:
@@ -197,7 +197,7 @@ def _test_domains(given: Any) -> str | list[tuple[str, ...]]:
     return found
 
 
-def _space(name: str, given: Any) -> Space:
+def _searched(name: str, given: Any) -> Searched:
     kinds: dict[str, Callable[..., Space]] = {
         "uniform": Uniform,
         "log_uniform": LogUniform,
@@ -205,7 +205,7 @@ def _space(name: str, given: Any) -> Space:
         "choice": Choice,
     }
     values = dict(_typed(f"search.{name}", given, dict))
-    integer = values.pop("integer", False)
+    integer, default = values.pop("integer", False), values.pop("default", None)
     if len(values) != 1 or next(iter(values)) not in kinds:
         raise InputError(
             f"search.{name} is {given!r}, but one of {', '.join(kinds)} is expected, e.g. {{ log_uniform = [1e-5, "
@@ -216,7 +216,7 @@ def _space(name: str, given: Any) -> Space:
         raise InputError(f"search.{name} is {given!r}, but {kind} takes two numbers, the smaller first.")
     if integer and kind != "log_uniform":
         raise InputError(f"search.{name} has integer = true, which only log_uniform knows: use int_uniform.")
-    return LogUniform(numbers[0], numbers[1], integer=True) if integer else kinds[kind](*numbers)
+    return Searched(LogUniform(numbers[0], numbers[1], integer) if integer else kinds[kind](*numbers), default)
 
 
 def _interval(numbers: Sequence[Any], kind: str) -> bool:

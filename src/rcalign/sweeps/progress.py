@@ -27,7 +27,7 @@ class Standing:
 
     def __str__(self) -> str:
         """
-        >>> str(Standing(10, 4, 2, 1, 0, "ERM 84.0 %", 3700))
+        >>> str(Standing(10, 4, 2, 1, 0, "ERM 84.0 %", 3660))
         '2 running, 1 failed, best ERM 84.0 %, 1 h 1 min left'
         """
         pieces = [f"{self.running} running", f"{self.failed} failed"]
