@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pictures import picture
+from torchvision.datasets import ImageFolder
 
 from rcalign.data import describe, load, open_images
 from rcalign.errors import InputError
@@ -25,6 +26,14 @@ def test_rows_follow_the_folder(make_folder):
         domain, label = path.relative_to(root).parts[:2]
         assert (data.domains[data.domain[row]], data.classes[data.y[row]]) == (domain, label)
     assert data.split is None and data.group is None and data.y.dtype == np.int64
+
+
+def test_rows_are_in_the_order_of_image_folder(make_folder):
+    root = make_folder(("a",), ("TV", "Table", "lamp", "10", "9"), each=12)
+    folder = ImageFolder(root / "a")
+    data = load(root)
+    assert [str(path) for path in data.content.paths] == [path for path, _ in folder.samples]
+    assert data.classes == ("9", "10", "lamp", "Table", "TV")
 
 
 def test_one_domain_is_for_training_to_refuse(make_folder):

@@ -38,7 +38,7 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # no format that
 RECIPE = 1  # part of the key: raise it when decode() changes what it returns
 META = "meta.json"
 SHARD_BYTES = 256 * 2**20
-MAPPED_BYTES = 256 * 2**20  # pages kept mapped at most; more would count as this process's memory
+MAPPED_BYTES = 64 * 2**20  # read before pages are given back; the system maps about four times as many
 
 
 def cache_root() -> Path:

@@ -12,7 +12,11 @@ from rcalign.errors import InputError
 
 
 def load(root: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool = False) -> Dataset:
-    """Every image below ``root/domain/class``, in natural order. Hidden files and other kinds of files are left out."""
+    """Every image below ``root/domain/class``. Hidden files and other kinds of files are left out.
+
+    Domains are in natural order; the rows of a domain in that of torchvision's ``ImageFolder``, so that a split of row
+    numbers is the same as DomainBed's.
+    """
     root = Path(os.path.abspath(root))
     paths: list[Path] = []
     labels: list[str] = []
@@ -23,7 +27,7 @@ def load(root: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool
     if not subfolders:
         raise InputError(f"'{root}' has no subfolders: expected domain/class/image below it.")
     ignored += [path.name for path in loose]
-    for domain in subfolders:
+    for domain in sorted(subfolders, key=lambda path: natural_key(path.name)):
         class_folders, loose = _entries(domain)
         ignored += [os.path.relpath(path, root) for path in loose]
         before = len(paths)
@@ -54,7 +58,7 @@ def load(root: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool
 
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Subfolders and files, hidden ones left out, each in natural order."""
+    """Subfolders and files, hidden ones left out, each sorted by name."""
     folders: list[Path] = []
     files: list[Path] = []
     try:
@@ -66,9 +70,7 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
         raise InputError(
             f"folder '{folder}' cannot be read ({error.strerror}): check its permissions and links."
         ) from None
-    return sorted(folders, key=lambda path: natural_key(path.name)), sorted(
-        files, key=lambda path: natural_key(path.name)
-    )
+    return sorted(folders), sorted(files)
 
 
 def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
