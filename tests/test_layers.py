@@ -14,8 +14,8 @@ from rcalign import registry
 ROOT = Path(rcalign.__file__).parent
 # a module may import those of its own layer and of the layers above it in this list
 LAYERS = [
-    {"__init__", "errors"},
-    {"types", "files"},
+    {"errors"},
+    {"types", "files", "devices"},
     {"spaces", "registry", "presets"},
     {"functional"},
     {"data"},
@@ -30,7 +30,7 @@ LAYERS = [
     {"estimator", "export"},
     {"api"},
     {"demo", "compat"},
-    {"cli"},
+    {"cli", "__init__"},  # the package itself offers, when first used, what its last stages hold
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))

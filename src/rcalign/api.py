@@ -19,7 +19,6 @@ import torch
 
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import presets, registry, spaces
-from rcalign.algorithms.base import Algorithm
 from rcalign.data import source
 from rcalign.data.batches import evaluation_batches
 from rcalign.data.cache import decode, open_images
@@ -27,14 +26,14 @@ from rcalign.data.source import Arrays, Dataset
 from rcalign.data.sources import arrays
 from rcalign.data.splits import PROTOCOLS
 from rcalign.data.splits import split as make_splits
+from rcalign.devices import check_precision, resolve_device
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import BATCH, Part, summary
-from rcalign.files import load_weights, write_whole
+from rcalign.files import write_whole
 from rcalign.presets import Preset
 from rcalign.records import RunConfig, RunFolder, versions
-from rcalign.training.averaging import Averaging, make_averaging
-from rcalign.training.loop import fit
-from rcalign.training.task import Task, make_task, storage_size
+from rcalign.training.run import complete, hparams_of
+from rcalign.training.task import make_task, storage_size
 from rcalign.training.trained import TrainedModel, load_trained
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm"}
@@ -92,9 +91,9 @@ def train(
             raise unknown("domain", name, dataset.domains)
     _check_test_domains(dataset, protocol, test_domains)
     options = dict(hparams or {})
-    values = _hparams(entry, chosen, options)
+    values = hparams_of(entry, chosen.name, options)
     splits = make_splits(dataset, protocol, test_domains, seed)
-    target = torch.device(resolve_device(device))
+    target, precision = torch.device(resolve_device(device)), check_precision(precision)
     task = make_task(
         dataset,
         splits,
@@ -124,7 +123,7 @@ def train(
         freeze_batch_norm=chosen.freeze_batch_norm if freeze_batch_norm is None else freeze_batch_norm,
         image_size=(image_size or chosen.image_size or dataset.content.native_size or 224) if images else None,  # type: ignore[union-attr]
         average=average or entry.traits.averages,
-        hparams=dataclasses.asdict(values),  # type: ignore[call-overload]
+        hparams=dataclasses.asdict(values),
         data_fingerprint=dataset.fingerprint,
         weights_fingerprint=task.backbone.weights,
         spec=task.spec,
@@ -135,52 +134,8 @@ def train(
         versions=versions(),
     )
     folder = RunFolder(out if out is not None else default_folder(config))
-    # build before the folder exists: a wrong option must leave nothing behind
-    model = entry.algorithm(task.spec, task.network(seed), values, seed=seed)
-    averaging = _averaging(config, model)
-    folder.begin(config, resume)
-    finished = folder.result()
-    if finished is not None:
-        return {**finished, "folder": str(folder.path)}
-    if config.stage_one is not None and not folder.state_file.exists():
-        model.start_from(_stage_one(config, task, folder, options, chosen, progress))
-    result = fit(model, task, folder, config, averaging=averaging, resume=resume, progress=progress)
-    folder.finish(result)
+    _, result = complete(task, config, folder, options, resume=resume, progress=progress)
     return {**result, "folder": str(folder.path)}
-
-
-def _averaging(config: RunConfig, model: Algorithm) -> Averaging | None:
-    """The run's weight averaging, over the parameters only; an algorithm that always averages sets its options."""
-    if config.average is None:
-        return None
-    options = model.averaging_options() if config.average == model.traits.averages else {}
-    return make_averaging(config.average, parameters=[name for name, _ in model.named_parameters()], **options)
-
-
-def _stage_one(
-    config: RunConfig, task: Task, folder: RunFolder, options: Mapping[str, Any], preset: Preset, progress: bool
-) -> dict[str, torch.Tensor]:
-    """Runs (or resumes, or finds finished) the first stage in a folder of its own; returns its chosen weights."""
-    assert config.stage_one is not None
-    entry = registry.get(config.stage_one)
-    known = spaces.fields_of(entry.algorithm.Hparams)
-    values = _hparams(entry, preset, {name: value for name, value in options.items() if name in known})
-    first = RunFolder(folder.path / "stage-1")
-    first_config = dataclasses.replace(
-        config,
-        algorithm=entry.name,
-        hparams=dataclasses.asdict(values),  # type: ignore[call-overload]
-        average=entry.traits.averages,
-        stage_one=entry.traits.stage_one,
-    )
-    resume = first.config_file.exists()
-    first.begin(first_config, resume)
-    if first.result() is None:
-        model = entry.algorithm(task.spec, task.network(config.seed), values, seed=config.seed)
-        averaging = _averaging(first_config, model)
-        first.finish(fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress))
-    # a pretext task has no labels to choose a checkpoint by: its last weights are what it learned
-    return load_weights(first.last_file if entry.traits.recipe_part else first.best_file)
 
 
 def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, device: str = "auto") -> dict[str, Any]:
@@ -334,22 +289,6 @@ def sweep_status(folder: str | Path) -> dict[str, Any]:
     return dataclasses.asdict(status(folder))
 
 
-def resolve_device(name: str) -> str:
-    """ "auto" is cuda, else mps, else cpu; a device that is not there is an error."""
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if name == "auto":
-        return next(kind for kind, here in available.items() if here)
-    if name.split(":")[0] not in available:
-        raise unknown("device", name, ("auto", *available))
-    if not available[name.split(":")[0]]:
-        raise InputError(f"device '{name}' is not available on this machine: use --device auto or --device cpu.")
-    return name
-
-
 def default_folder(config: RunConfig) -> Path:
     """runs/DATA-ALGORITHM-HELDOUT-seedS."""
     words = [Path(config.data).stem, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
@@ -361,15 +300,6 @@ def _preset(dataset: Dataset, preset: str | None, freeze_backbone: bool) -> Pres
         return presets.get(preset)
     small = isinstance(dataset.content, Arrays) or freeze_backbone
     return presets.get("arrays" if small else "default")
-
-
-def _hparams(entry: registry.Entry, preset: Preset, options: Mapping[str, Any]) -> Any:
-    kind = entry.algorithm.Hparams
-    own = spaces.fields_of(kind)
-    if entry.traits.stage_one is not None:
-        first = spaces.fields_of(registry.get(entry.traits.stage_one).algorithm.Hparams)
-        options = {name: value for name, value in options.items() if name in own or name not in first}
-    return spaces.defaults(kind, preset.name, **options)
 
 
 def _check_test_domains(dataset: Dataset, protocol: str, test_domains: Sequence[str]) -> None:

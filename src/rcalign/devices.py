@@ -1,0 +1,50 @@
+"""Where tensors are computed and how precisely."""
+
+from __future__ import annotations
+
+import torch
+
+from rcalign.errors import InputError, unknown
+
+PRECISIONS = ("fp32", "bf16")
+
+
+def resolve_device(name: str) -> str:
+    """ "auto" is cuda, else mps, else cpu; a device that is not there is an error.
+
+    >>> resolve_device("cpu")
+    'cpu'
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        return next(kind for kind, here in available.items() if here)
+    kind, _, number = name.partition(":")
+    if kind not in available:
+        raise unknown("device", name, ("auto", *available))
+    if not available[kind]:
+        raise InputError(f"device '{name}' is not available on this machine: use --device auto or --device cpu.")
+    if number and not (number.isdecimal() and int(number) < _count(kind)):
+        raise InputError(
+            f"device '{name}' is not available on this machine, which has {_count(kind)} of {kind}: leave the number "
+            f"out, or choose one from 0 to {_count(kind) - 1}."
+        )
+    return name
+
+
+def _count(kind: str) -> int:
+    return torch.cuda.device_count() if kind == "cuda" else 1
+
+
+def check_precision(name: str) -> str:
+    """The name, if there is such a precision.
+
+    >>> check_precision("bf16")
+    'bf16'
+    """
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+    return name

@@ -1,0 +1,95 @@
+"""A whole run in its folder: the first stage where an algorithm has one, the model, its averaging, the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rcalign import registry, spaces
+from rcalign.algorithms.base import Algorithm, BaseHparams
+from rcalign.files import load_weights
+from rcalign.records import RunConfig, RunFolder
+from rcalign.registry import Entry
+from rcalign.training.averaging import Averaging, make_averaging
+from rcalign.training.loop import fit
+from rcalign.training.task import Task
+
+
+def hparams_of(entry: Entry, preset: str, options: Mapping[str, Any]) -> BaseHparams:
+    """The hyperparameters of a run; options may also name fields of the first stage, which are left out here."""
+    kind = entry.algorithm.Hparams
+    if entry.traits.stage_one is not None:
+        own = spaces.fields_of(kind)
+        first = spaces.fields_of(registry.get(entry.traits.stage_one).algorithm.Hparams)
+        options = {name: value for name, value in options.items() if name in own or name not in first}
+    return spaces.defaults(kind, preset, **options)
+
+
+def complete(
+    task: Task,
+    config: RunConfig,
+    folder: RunFolder,
+    options: Mapping[str, Any],
+    *,
+    resume: bool = False,
+    progress: bool = False,
+) -> tuple[Algorithm, dict[str, Any]]:
+    """Trains, resumes or finds finished the run of a folder: the model, and the result as in ``result.json``.
+
+    options: the hyperparameters that were asked for, some of which may be the first stage's. The model of a run that
+    was found finished has its first weights, not its last.
+    """
+    # build before the folder exists: a wrong option must leave nothing behind
+    model = _model(task, config)
+    averaging = _averaging(config, model)
+    folder.begin(config, resume)
+    result = folder.result()
+    if result is None:
+        if config.stage_one is not None and not folder.state_file.exists():
+            model.start_from(_stage_one(config, task, folder, options, progress))
+        result = fit(model, task, folder, config, averaging=averaging, resume=resume, progress=progress)
+        folder.finish(result)
+    return model, result
+
+
+def _stage_one(
+    config: RunConfig, task: Task, folder: RunFolder, options: Mapping[str, Any], progress: bool
+) -> dict[str, Tensor]:
+    """Runs (or resumes, or finds finished) the first stage in a folder of its own; returns its chosen weights."""
+    assert config.stage_one is not None
+    entry = registry.get(config.stage_one)
+    known = spaces.fields_of(entry.algorithm.Hparams)
+    values = hparams_of(entry, config.preset, {name: value for name, value in options.items() if name in known})
+    first = RunFolder(folder.path / "stage-1")
+    first_config = dataclasses.replace(
+        config,
+        algorithm=entry.name,
+        hparams=dataclasses.asdict(values),
+        average=entry.traits.averages,
+        stage_one=entry.traits.stage_one,
+    )
+    resume = first.config_file.exists()
+    first.begin(first_config, resume)
+    if first.result() is None:
+        model = _model(task, first_config)
+        averaging = _averaging(first_config, model)
+        first.finish(fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress))
+    # a pretext task has no labels to choose a checkpoint by: its last weights are what it learned
+    return load_weights(first.last_file if entry.traits.recipe_part else first.best_file)
+
+
+def _model(task: Task, config: RunConfig) -> Algorithm:
+    algorithm = registry.get(config.algorithm).algorithm
+    hparams = spaces.build(algorithm.Hparams, config.hparams)
+    return algorithm(task.spec, task.network(config.seed), hparams, seed=config.seed)
+
+
+def _averaging(config: RunConfig, model: Algorithm) -> Averaging | None:
+    """The run's weight averaging, over the parameters only; an algorithm that always averages sets its options."""
+    if config.average is None:
+        return None
+    options = model.averaging_options() if config.average == model.traits.averages else {}
+    return make_averaging(config.average, parameters=[name for name, _ in model.named_parameters()], **options)
