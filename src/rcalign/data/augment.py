@@ -69,15 +69,15 @@ class Augmentation:
     def evaluate(self, x: Tensor) -> Tensor:
         """Resized to size x size if need be, then normalised. Nothing is random."""
         if x.shape[1:3] == (self.size, self.size):
-            values = x.to(torch.float32)
+            out = x.contiguous().to(torch.float32)
         else:
             images = x.permute(0, 3, 1, 2) if x.device.type == "cpu" else x.permute(0, 3, 1, 2).to(torch.float32)
             resized = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
-            values = resized.permute(0, 2, 3, 1).contiguous().to(torch.float32)
+            out = resized.permute(0, 2, 3, 1).contiguous().to(torch.float32)
         # one row of pixels at a time: three channels alone would be too short a run for vector instructions
         scale, shift = (values.repeat(self.size) for values in self._normalisation(x.device))
-        values.view(-1, self.size * 3).mul_(scale).add_(shift)
-        return values.permute(0, 3, 1, 2)
+        out.view(-1, self.size * 3).mul_(scale).add_(shift)
+        return out.permute(0, 3, 1, 2)
 
     def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """x * scale + shift = (x / 255 - mean) / std: two tensors (3,)."""

@@ -31,8 +31,8 @@ def dataset_of_files(
     """A data set of image files, after each file was looked at: an error, or with ``skip_bad`` a note, for bad ones."""
     stats = [_stat(path) for path in paths]
     more = [*labels, *domains, *(split or ()), *(group or ())]
-    print_ = files_fingerprint(root, paths, stats, more)
-    bad = cache.bad_files(print_, paths, stats, thorough=skip_bad, progress=progress)
+    state = files_fingerprint(root, paths, stats, more)
+    bad = cache.bad_files(state, paths, stats, thorough=skip_bad, progress=progress)
     notes = list(notes)
     if bad:
         shown = {
@@ -54,10 +54,10 @@ def dataset_of_files(
         paths, labels, domains = ([seq[row] for row in kept] for seq in (paths, labels, domains))  # type: ignore[assignment]
         split = None if split is None else [split[row] for row in kept]
         group = None if group is None else [group[row] for row in kept]
-        print_ = files_fingerprint(root, paths, stats, [*labels, *domains, *(split or ()), *(group or ())])
+        state = files_fingerprint(root, paths, stats, [*labels, *domains, *(split or ()), *(group or ())])
         notes += [f"skipped '{path}': {why}" for path, why in shown.items()]
     return from_names(
-        name, Images(tuple(paths)), labels, domains, fingerprint=print_, split=split, group=group, notes=notes
+        name, Images(tuple(paths)), labels, domains, fingerprint=state, split=split, group=group, notes=notes
     )
 
 
