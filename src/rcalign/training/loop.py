@@ -19,10 +19,18 @@ from torch import Tensor
 from rcalign.algorithms.base import Algorithm
 from rcalign.errors import DivergedError
 from rcalign.evaluation import metrics
-from rcalign.evaluation.evaluate import Part, by_domain, confusions, summary, validation_accuracy, validation_loss
+from rcalign.evaluation.evaluate import (
+    Part,
+    by_domain,
+    calibration,
+    confusions,
+    summary,
+    validation_accuracy,
+    validation_loss,
+)
 from rcalign.files import load_state, load_weights, save_state, save_weights
 from rcalign.records import Record, RunConfig, RunFolder
-from rcalign.training.averaging import Averaging
+from rcalign.training.averaging import Averaging, recompute_batch_norm
 from rcalign.training.task import Task
 from rcalign.types import Batch
 
@@ -65,6 +73,8 @@ def fit(
     with _stopping() as stopped, _bar(progress) as bar:
         line = bar.add_task(config.algorithm, total=config.steps, completed=at.step, figures="")
         for batch in batches.iterate(at.step, config.steps, workers=1):
+            if averaging is not None and averaging.finished:
+                break
             if model.refresh_due():
                 model.refresh(*task.training_features(model))
             with autocast:
@@ -75,7 +85,7 @@ def fit(
             if averaging is not None:
                 averaging.update(model.state_dict())
             bar.update(line, completed=at.step)
-            last = at.step == config.steps or (averaging is not None and averaging.finished)
+            last = at.step == config.steps
             if at.step % config.evaluate_every == 0 or last:
                 at.seconds = time.perf_counter() - started
                 record = _evaluate(model, task, at, logs, bar)
@@ -92,8 +102,6 @@ def fit(
                 _save(model, folder, averaging, at)
             if stopped.is_set() and not last:
                 raise Interrupted(at.step)
-            if last:
-                break
         at.seconds = time.perf_counter() - started
         return _finish(model, task, folder, config, averaging, at, bar)
 
@@ -111,7 +119,10 @@ def _finish(
     save_weights(folder.last_file, model.state_dict())
     averaged = averaging.averaged() if averaging is not None else None
     if averaged is not None:
-        save_weights(folder.best_file, averaged)
+        model.load_state_dict(averaged)
+        batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling)
+        recompute_batch_norm(model, (batch.x for batch in batches.iterate(0, config.steps)))
+        save_weights(folder.best_file, model.state_dict())
     model.load_state_dict(load_weights(folder.best_file))
     parts = task.evaluate(model, bar)
     if averaged is not None:  # a row of its own: selection between runs must see what would be used
@@ -126,6 +137,7 @@ def _finish(
         "data": config.data,
         "test_domains": list(config.test_domains),
         **summary(parts, list(task.spec.domains), counts),
+        "calibration": calibration(parts, task.spec.domains),
         "validation": validation_accuracy(parts, task.spec.domains),
         "steps": at.step,
         "seconds": round(at.seconds, 2),
