@@ -29,10 +29,10 @@ def compare_runs(
     """
     domains = list(next(iter(results.values())))
     figure = plt.figure(figsize=(4.2 * (1 + len(domains)), 6.2 if examples else 3.8), layout="constrained")
-    panels = figure
+    panels: Any = figure
     if examples:
-        top, panels = figure.subfigures(2, 1, height_ratios=(2, 3.4))  # type: ignore[assignment]
-        _strip(top, examples, domains)
+        above, panels = np.ravel(figure.subfigures(2, 1, height_ratios=(2, 3.4)))
+        _strip(above, examples, domains)
     axes = panels.subplots(1, 1 + len(domains))
     bars = axes[0]
     width = 0.8 / len(results)
