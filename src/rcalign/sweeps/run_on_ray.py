@@ -465,10 +465,16 @@ def _fitting(has: Mapping[str, float], resources: Resources) -> int:
 
 
 def check_address(address: str) -> None:
-    """Raises unless a Ray cluster answers soon. Asked in a process of its own: ray itself waits for minutes, or aborts
-    the process, when nobody answers."""
-    code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
+    """Raises unless a Ray cluster answers soon. It is asked in a process of its own: ray itself tries for minutes, and
+    may abort the process, when nobody answers."""
     hint = "check it with 'ray status' on that cluster, start one with 'ray start --head', or leave --ray out."
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except (OSError, OverflowError) as error:
+            raise InputError(f"nobody answers at the Ray address '{address}' ({error}): {hint}") from None
+    code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, address], capture_output=True, text=True, timeout=ANSWER_WITHIN, check=False
