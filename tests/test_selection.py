@@ -13,7 +13,7 @@ from rcalign.errors import InputError
 from rcalign.records import Record
 from rcalign.reports.foreign import boda_run
 from rcalign.reports.read import read
-from rcalign.selection import RULES, Choice, Missing, Run, choose, choose_per_trial, get_rule, rank
+from rcalign.selection import RULES, Choice, Missing, Run, choose, choose_per_trial, get_rule, rank, tune_then_repeat
 
 # domainbed-sweep/expected-tables.txt: what DomainBed's own program prints for that sweep
 EXPECTED = {
@@ -133,18 +133,46 @@ def test_the_best_draw_is_chosen_within_each_trial() -> None:
     }
 
 
-def test_a_repeated_winner_is_one_trial_per_seed() -> None:
-    runs = [
-        run("s0", record(10, 0, 0.1, seen=0.8)),
-        run("s1", record(10, 0, 0.2, seen=0.9), draw=1),
+def search_and_repeats() -> list[Run]:
+    return [
+        run("s0", record(10, 0.9, 0.1, seen=0.8)),
+        run("s1", record(10, 0.1, 0.2, seen=0.9), draw=1),
+        run("s0again", record(10, 0.9, 0.1, seen=0.7), trial=5),
+        run("s1again", record(10, 0.1, 0.3, seen=0.65), draw=1, trial=5),
         run("r1", record(10, 0, 0.3, seen=0.1), record(20, 0, 0.4, seen=0.2), draw=1, trial=1, phase="repeat"),
         run("r2", draw=1, trial=2, phase="repeat", problem="not started"),
     ]
-    choices = choose_per_trial(RULES["training-domain"], runs, ["c"])
-    assert list(choices) == [0, 1, 2]
-    assert isinstance(choices[0], Choice) and choices[0].run.name == "s1"
+
+
+def test_one_winner_for_all_trials_is_the_best_on_average_over_the_search() -> None:
+    # draw 0 wins trial 5, draw 1 the mean; its repetitions are trials of their own
+    choices = tune_then_repeat(RULES["training-domain"], search_and_repeats(), ["c"])
+    names = {trial: choice.run.name for trial, choice in choices.items() if isinstance(choice, Choice)}
+    assert names == {0: "s1", 5: "s1again", 1: "r1"}
     assert isinstance(choices[1], Choice) and choices[1].accuracy == {"c": 0.4}
     assert isinstance(choices[2], Missing) and choices[2].runs[0].name == "r2"
+
+
+def test_repetitions_of_another_rules_winner_do_not_count() -> None:
+    choices = tune_then_repeat(RULES["oracle"], search_and_repeats(), ["c"])
+    assert isinstance(choices[0], Choice) and choices[0].run.name == "s0"
+    assert isinstance(choices[1], Missing) and "repeated draw 1" in str(choices[1].runs[0].problem)
+
+
+def test_nothing_is_repeated_while_the_search_runs() -> None:
+    runs = [*search_and_repeats(), run("s2", draw=2, problem="not started")]
+    choices = tune_then_repeat(RULES["training-domain"], runs, ["c"])
+    assert all(isinstance(choice, Missing) and choice.runs[0].name == "s2" for choice in choices.values())
+
+
+def test_a_lost_draw_cannot_win_and_is_not_missed() -> None:
+    lost = run("diverged", record(10, 0, 0.9, seen=0.9), lost="diverged: ...")
+    good = run("good", record(10, 0, 0.5, seen=0.4), draw=1)
+    for way in (choose_per_trial, tune_then_repeat):
+        choice = way(RULES["training-domain"], [lost, good], ["c"])[0]
+        assert isinstance(choice, Choice) and choice.run.name == "good"
+        nothing = way(RULES["training-domain"], [lost], ["c"])[0]
+        assert isinstance(nothing, Missing) and nothing.runs == (lost,)
 
 
 def test_an_unknown_rule_and_a_rule_of_the_other_protocol() -> None:

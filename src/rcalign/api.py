@@ -289,6 +289,31 @@ def sweep_status(folder: str | Path) -> dict[str, Any]:
     return dataclasses.asdict(status(folder))
 
 
+def report(
+    folder: str | Path,
+    *,
+    select: str | None = None,
+    format: str | None = None,
+    compare: str | None = None,
+    baseline: str | None = None,
+    out: str | Path | None = None,
+    width: int | None = None,
+    colour: bool = False,
+) -> str:
+    """The report on a run, a folder of runs, a sweep, or a sweep of DomainBed or BoDA; ``out`` also writes it.
+
+    select: "training-domain", "leave-one-domain-out", "oracle" or "mdlt"; None is the protocol's own. format:
+    "terminal", "markdown", "latex", "csv" or "html", or "tensorboard" or "mlflow", which write a folder; None goes by
+    the ending of ``out``. compare: "published" sets the paper's figures beside ours. baseline: what algorithms are
+    compared with.
+    """
+    from rcalign.reports.render import format_of, render
+    from rcalign.reports.report import make_report
+
+    wanted = format_of(format, out)
+    return render(make_report(folder, select, compare, baseline), wanted, out, width, colour)
+
+
 def default_folder(config: RunConfig) -> Path:
     """runs/DATA-ALGORITHM-HELDOUT-seedS."""
     words = [Path(config.data).stem, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]

@@ -25,8 +25,10 @@ class Run:
     domains: all domains of the data set, in its order. test_domains: those held out; none under protocol "mdlt", where
     every domain trains and is tested. draw: the number of its hyperparameters; trial: of its repetition; within a
     trial the best draw is chosen. phase: "search", or "repeat" for the winner of a search trained again.
+    companion: it holds out one domain more than is tested, and only serves leave-one-domain-out selection.
     records: its evaluations, by step. shots: step -> "many", "medium", "few", "zero" -> accuracy, where known.
-    problem: why it is incomplete, None for a finished run. config and result are there for our own runs only.
+    problem: why it is incomplete, None for a finished run. lost: why it cannot be chosen although it had its chance: it
+    diverged, or was given up. config and result are there for our own runs only.
     """
 
     name: str
@@ -39,12 +41,14 @@ class Run:
     trial: int = 0
     seed: int = 0
     phase: str = "search"
+    companion: bool = False
     preset: str = ""
     hparams: Mapping[str, Any] = field(default_factory=dict)
     records: tuple[Record, ...] = ()
     shots: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
     seconds: float | None = None
     problem: str | None = None
+    lost: str | None = None
     last_lines: tuple[str, ...] = ()
     folder: str = ""
     config: RunConfig | None = None
@@ -82,7 +86,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Missing:
-    """There is no choice, because these runs are not finished."""
+    """There is no choice, because these runs are not finished (or all of them are lost)."""
 
     runs: tuple[Run, ...]
 
@@ -177,14 +181,16 @@ def get_rule(name: str | None, protocol: str) -> Rule:
 def rank(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> list[Choice]:
     """The best checkpoint of every run that holds out exactly these domains, the best first, of equals the first draw.
 
-    runs: finished runs of one data set, algorithm and trial.
+    runs: finished runs of one data set, algorithm and trial; one that is lost, or has lost a companion, is passed over.
     """
     runs = list(runs)
     found = []
     for run in sorted(_holding_out(runs, held_out), key=lambda run: run.draw):
-        choice = rule.choose(run, _companions(run, runs) if rule.companions else [])
-        if choice is not None:
-            found.append(choice)
+        companions = _companions(run, runs) if rule.companions else []
+        if all(read.lost is None for read in (run, *companions)):
+            choice = rule.choose(run, companions)
+            if choice is not None:
+                found.append(choice)
     return sorted(found, key=lambda choice: -choice.score)
 
 
@@ -193,44 +199,68 @@ def choose(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> C
 
     runs: all planned runs of one data set, algorithm and trial, finished or not.
     """
-    runs = list(runs)
-    read = _holding_out(runs, held_out)
-    if rule.companions:
-        read += [companion for run in read for companion in _companions(run, runs)]
+    read = _read_by(rule, list(runs), held_out)
     unfinished = tuple(run for run in read if run.problem is not None)
     ranked = [] if unfinished else rank(rule, read, held_out)
-    return ranked[0] if ranked else Missing(unfinished)
+    return ranked[0] if ranked else Missing(unfinished or tuple(run for run in read if run.lost is not None))
 
 
 def choose_per_trial(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> dict[int, Choice | Missing]:
-    """The choice of every trial. runs: all planned runs of one data set and algorithm.
+    """The choice of every trial: DomainBed's way, where each trial chooses among its own draws.
 
-    Where the winner of a search is repeated, each repetition is a trial with nothing left to choose but its checkpoint,
-    and the winning run of the search counts as the trial of its own seed.
+    runs: all planned runs of one data set and algorithm.
     """
     runs = list(runs)
-    repeats = [run for run in runs if run.phase == "repeat" and set(run.test_domains) == set(held_out)]
+    trials = sorted({run.trial for run in _holding_out(runs, held_out)})
+    return {trial: choose(rule, [run for run in runs if run.trial == trial], held_out) for trial in trials}
+
+
+def tune_then_repeat(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> dict[int, Choice | Missing]:
+    """The choice of every trial where one draw is chosen for all: the largest mean score over the trials of the search.
+
+    Of the winner count its runs of the search and its repetitions, each with its own best checkpoint.
+    runs: all planned runs of one data set and algorithm.
+    """
+    runs = list(runs)
     search = [run for run in runs if run.phase != "repeat"]
-    if not repeats:
-        return {
-            trial: choose(rule, [run for run in search if run.trial == trial], held_out)
-            for trial in sorted({run.trial for run in _holding_out(search, held_out)})
-        }
-    winner = choose(rule, search, held_out)
-    if isinstance(winner, Missing):  # which draw deserved repeating is not known yet
-        return dict.fromkeys(sorted(run.trial for run in repeats), winner)
-    found: dict[int, Choice | Missing] = {winner.run.trial: winner}
-    for run in repeats:
-        found[run.trial] = Missing((run,)) if run.problem is not None else _repetition(rule, run, winner)
-    return dict(sorted(found.items()))
+    repeats = [run for run in _holding_out(runs, held_out) if run.phase == "repeat"]
+    trials = sorted({run.trial for run in _holding_out(search, held_out)})
+    read = [run for trial in trials for run in _read_by(rule, [r for r in search if r.trial == trial], held_out)]
+    unfinished = tuple(run for run in read if run.problem is not None)
+    if unfinished:  # which draw deserves repeating is not known yet
+        return dict.fromkeys([*trials, *sorted(run.trial for run in repeats)], Missing(unfinished))
+    ranked = {trial: rank(rule, [run for run in search if run.trial == trial], held_out) for trial in trials}
+    by_draw: dict[int, dict[int, Choice]] = {}
+    for trial, choices in ranked.items():
+        for choice in choices:
+            by_draw.setdefault(choice.run.draw, {})[trial] = choice
+    complete = {draw: found for draw, found in sorted(by_draw.items()) if len(found) == len(trials)}
+    if not complete:
+        return dict.fromkeys(trials, Missing(tuple(run for run in read if run.lost is not None)))
+    winner = max(complete, key=lambda draw: float(np.mean([choice.score for choice in complete[draw].values()])))
+    outcome: dict[int, Choice | Missing] = dict(complete[winner])
+    for run in sorted(repeats, key=lambda run: run.trial):
+        outcome[run.trial] = _repetition(rule, run, complete[winner][trials[0]])
+    return outcome
 
 
 def _repetition(rule: Rule, run: Run, winner: Choice) -> Choice | Missing:
     """A repetition chooses its own checkpoint; by a rule that looks at companions, which it has not, the winner's."""
+    if run.draw != winner.run.draw:
+        why = f"not trained: the sweep repeated draw {run.draw}, the choice of another rule"
+        return Missing((replace(run, name="", draw=winner.run.draw, records=(), problem=why),))
+    if run.problem is not None or run.lost is not None:
+        return Missing((run,))
     if not rule.companions:
         return rule.choose(run, []) or Missing((run,))
     record = _at(run, winner.record)
     return Missing((run,)) if record is None else Choice(run, record, winner.score)
+
+
+def _read_by(rule: Rule, runs: Sequence[Run], held_out: Collection[str]) -> list[Run]:
+    """The runs of one trial that a rule looks at."""
+    own = _holding_out(runs, held_out)
+    return own + [other for run in own for other in _companions(run, runs)] if rule.companions else own
 
 
 def _holding_out(runs: Iterable[Run], held_out: Collection[str]) -> list[Run]:

@@ -24,7 +24,7 @@ PLAN_FORMAT = 1  # of plan.json; a reader refuses a newer one
 class Sweep:
     """What a report is made from. runs: all that were planned, finished or not. notes: what a reader should know.
 
-    written_by: "rcalign", "DomainBed" or "BoDA".
+    written_by: "rcalign", "DomainBed" or "BoDA". tuned: one draw is chosen for all trials ("tune-then-repeat").
     """
 
     name: str
@@ -32,6 +32,7 @@ class Sweep:
     written_by: str
     runs: tuple[Run, ...]
     notes: tuple[str, ...] = ()
+    tuned: bool = False
 
     @property
     def missing(self) -> tuple[Run, ...]:
@@ -126,7 +127,8 @@ def _read_sweep(path: Path) -> Sweep:
         some = ", ".join(extra[:3]) + (", ..." if len(extra) > 3 else "")
         notes.append(f"{len(extra)} folders in '{path / 'runs'}' are not in the plan and are left out: {some}.")
     runs = _named_domains(runs)
-    return Sweep(str(plan.get("name") or path.resolve().name), str(path), "rcalign", *_uniform(runs, notes))
+    tuned = plan.get("seed_rule") == "tune-then-repeat"
+    return Sweep(str(plan.get("name") or path.resolve().name), str(path), "rcalign", *_uniform(runs, notes), tuned)
 
 
 def _plan(file: Path) -> dict[str, Any]:
@@ -146,42 +148,52 @@ def _plan(file: Path) -> dict[str, Any]:
 
 def _planned_run(path: Path, planned: Mapping[str, Any]) -> tuple[Run, list[str]]:
     folder = path / "runs" / planned["id"]
-    place: dict[str, Any] = {
-        "draw": planned.get("draw", 0),
-        "trial": planned.get("trial", 0),
-        "phase": planned.get("phase", "search"),
-    }
-    failure = _failure(path / "failures" / f"{planned['id']}.json")
     if (folder / "config.json").is_file():
         run, notes = _read_run(folder, planned["id"])
-        if run.problem is not None and failure:
-            place |= {"problem": f"failed: {failure['error']}", "last_lines": tuple(failure["last_lines"])}
-        return dataclasses.replace(run, **place), notes
-    run = Run(
-        name=planned["id"],
-        data=_short_name(str(planned["data"])),
-        algorithm=planned["algorithm"],
-        protocol=planned.get("protocol") or "lodo",
-        domains=(),
-        test_domains=tuple(planned.get("test_domains", ())),
-        seed=planned.get("seed", 0),
-        preset=planned.get("preset") or "",
-        hparams=planned.get("hparams") or {},
-        problem=f"failed: {failure['error']}" if failure else "not started",
-        last_lines=tuple(failure["last_lines"]) if failure else (),
-        **place,
-    )
-    return run, []
+    else:
+        notes = []
+        run = Run(
+            name=planned["id"],
+            data=_short_name(str(planned["data"])),
+            algorithm=planned["algorithm"],
+            protocol=planned.get("protocol") or "lodo",
+            domains=(),
+            test_domains=tuple(planned.get("test_domains", ())),
+            seed=planned.get("seed", 0),
+            preset=planned.get("preset") or "",
+            hparams=planned.get("hparams") or {},
+            problem="not started",
+        )
+    if run.problem is not None:
+        run = dataclasses.replace(run, **_what_happened(path, planned["id"]))
+    place = {name: planned[name] for name in ("draw", "trial", "phase", "companion") if name in planned}
+    # a variant of an algorithm goes by its own name
+    return dataclasses.replace(run, algorithm=planned.get("label") or run.algorithm, **place), notes
 
 
-def _failure(file: Path) -> dict[str, Any] | None:
+def _what_happened(path: Path, run: str) -> dict[str, Any]:
+    """What the sweep noted on a run that is not finished. One that diverged or was given up had its chance."""
+    given_up = _note(path / "given-up" / f"{run}.json")
+    if given_up is not None:
+        return {"problem": None, "lost": f"given up at step {given_up.get('step', '?')}"}
+    failure = _note(path / "failures" / f"{run}.json")
+    if failure is None:
+        return {}
+    lines = tuple(str(line) for line in failure.get("last_lines", ()))
+    error = str(failure.get("error", "its note is damaged"))
+    if failure.get("kind") == "diverged":
+        return {"problem": None, "lost": f"diverged: {error}", "last_lines": lines}
+    return {"problem": f"failed: {error}", "last_lines": lines}
+
+
+def _note(file: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
         values = json.loads(file.read_text())
-        return {"error": str(values["error"]), "last_lines": [str(line) for line in values.get("last_lines", ())]}
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return {"error": f"its note '{file}' is damaged", "last_lines": []}
+    except json.JSONDecodeError:
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def _read_folders(folders: Sequence[Path], root: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
@@ -295,10 +307,11 @@ def _first_stage_seconds(folder: Path) -> float:
 
 def _short_name(data: str) -> str:
     """
-    >>> _short_name("/data/PACS/"), _short_name("rows.npz"), _short_name("emoji-mlt:imbalance=20")
-    ('PACS', 'rows', 'emoji-mlt:imbalance=20')
+    >>> _short_name("/data/PACS/"), _short_name("rows.npz"), _short_name("emoji-mlt:imbalance=0.5")
+    ('PACS', 'rows', 'emoji-mlt:imbalance=0.5')
     """
-    return Path(data).stem if os.sep in data or Path(data).suffix else data
+    path = Path(data)
+    return path.stem if path.suffix in (".npz", ".csv") else path.name
 
 
 def _named_domains(runs: Sequence[Run]) -> list[Run]:

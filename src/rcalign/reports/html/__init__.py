@@ -1,0 +1,5 @@
+"""One self-contained page: no request leaves it, whatever the names in the data are."""
+
+from rcalign.reports.html.page import page
+
+__all__ = ["page"]

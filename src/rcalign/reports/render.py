@@ -1,0 +1,50 @@
+"""A report in a format, as text or as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rcalign.errors import InputError, unknown
+from rcalign.files import write_whole
+from rcalign.reports import exports, text
+from rcalign.reports.html import page
+from rcalign.reports.report import Report
+
+TEXTS: dict[str, Callable[[Report], str]] = {
+    "markdown": text.markdown,
+    "latex": text.latex,
+    "csv": text.comma_separated,
+    "html": page,
+}
+FORMATS = ("terminal", *TEXTS, *exports.EXPORTS)
+SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "html", ".htm": "html"}
+
+
+def format_of(name: str | None, out: Path | str | None) -> str:
+    """The format asked for, or that of the file's ending, or the terminal's.
+
+    >>> format_of(None, "a/report.tex"), format_of(None, None)
+    ('latex', 'terminal')
+    """
+    if name is not None and name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+    return name or (SUFFIXES.get(Path(out).suffix, "terminal") if out is not None else "terminal")
+
+
+def render(
+    report: Report, format: str, out: Path | str | None = None, width: int | None = None, colour: bool = False
+) -> str:
+    """The text of a report, also written to ``out``; of an export, which needs a folder, one sentence."""
+    if format in exports.EXPORTS:
+        if out is None:
+            raise InputError(f"--format {format} writes a folder: name it with --out.")
+        count = exports.EXPORTS[format](report, out)
+        return f"{count} runs written to {out} for {format}.\n"
+    content = text.terminal(report, width, colour) if format == "terminal" else TEXTS[format](report)
+    if out is not None:
+        if Path(out).is_dir():
+            raise InputError(f"'{out}' is a folder, but a report in format {format} is a file: name one with --out.")
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, content.encode())
+    return content

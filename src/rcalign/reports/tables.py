@@ -1,0 +1,258 @@
+"""Tables of figures as they are printed, in every format the same. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rcalign.reports import published
+from rcalign.reports.figures import (
+    AVERAGE,
+    WORST,
+    Figure,
+    Results,
+    algorithm_order,
+    all_blocks,
+    by_protocol,
+    compare,
+    default_baseline,
+    leaders,
+    mean_ranks,
+)
+from rcalign.reports.published import PublishedFigure
+from rcalign.selection import SHOTS, Run
+
+DEFINITIONS = (
+    "Accuracies in per cent: mean over trials ± standard error (population standard deviation over trials / √trials; "
+    "none with one trial).",
+    "average: mean over the tested domains within a trial; worst: the lowest domain within a trial; each then averaged "
+    "over trials.",
+    "Bold (* in plain text): leads the next best of its column by more than the standard error of their difference, "
+    "√(e₁² + e₂²); none where a figure of the column is missing or has no error.",
+)
+SHOT_DEFINITION = (
+    "many, medium, few, zero: mean accuracy of the (domain, class) pairs by their number of training samples: above "
+    "100, 21 to 100, 1 to 20, none (BoDA's own results: by its thresholds); a domain held out counts by the class's "
+    "mean number over the source domains."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The text of one cell; error without its sign. kind: "", "missing" or "published"."""
+
+    text: str
+    error: str = ""
+    bold: bool = False
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below a header; the first cell of a row is its label."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+NOTHING = Cell("–")
+MISSING = Cell("missing", kind="missing")
+
+
+def main_table(table: Results, with_published: bool = False) -> Table:
+    """Algorithms by domains, average, worst and shots; with the paper's row below ours where it has one."""
+    bold = leaders(table)
+    printed = _published_rows(table) if with_published else {}
+    rows = []
+    for name in table.algorithms:
+        cells = [cell_of(table.figures[name, column], (name, column) in bold) for column in table.columns]
+        rows.append((Cell(name), *cells))
+        if published.key(name) in printed:
+            rows.append(printed.pop(published.key(name)))
+    rows += printed.values()
+    notes = published_notes(table) if with_published else ()
+    title = f"{table.data}: protocol {table.protocol}, chosen by {table.rule.title}"
+    return Table(title, ("algorithm", *table.columns), tuple(rows), notes)
+
+
+def cell_of(figure: Figure, bold: bool = False) -> Cell:
+    """
+    >>> cell_of(Figure({0: 0.64, 1: 0.66}))
+    Cell(text='65.0', error='0.7', bold=False, kind='')
+    """
+    if figure.missing:
+        return MISSING
+    if not figure.values:
+        return NOTHING
+    return Cell(f"{figure.mean:.1f}", "" if figure.error is None else f"{figure.error:.1f}", bold)
+
+
+def _published_rows(table: Results) -> dict[str, tuple[Cell, ...]]:
+    """The key of an algorithm -> its printed row, in the columns of a table."""
+    rows = {}
+    for name in dict.fromkeys(figure.algorithm for figure in published.table_of(table.data, table.protocol)):
+        cells = []
+        for column in table.columns:
+            figure = published_figure(table, name, column)
+            error = "" if figure is None or figure.stderr is None else f"{figure.stderr:.1f}"
+            cells.append(NOTHING if figure is None else Cell(f"{figure.mean:.1f}", error, kind="published"))
+        rows[published.key(name)] = (Cell(f"{name}, published", kind="published"), *cells)
+    return rows
+
+
+def published_figure(table: Results, algorithm: str, column: str) -> PublishedFigure | None:
+    """What the paper prints for one of our cells, if it does."""
+    own = {
+        figure.column: figure
+        for figure in published.table_of(table.data, table.protocol)
+        if published.key(figure.algorithm) == published.key(algorithm)
+    }
+    summary = {AVERAGE: "Avg", WORST: "Worst", **{shot: shot.capitalize() for shot in SHOTS}}
+    if column in table.tested:
+        return own.get(published.column_of(column, [name for name in own if name not in summary.values()]) or "")
+    return own.get(summary[column])
+
+
+def published_notes(table: Results) -> tuple[str, ...]:
+    """What the published figures are, and in what ours were made differently."""
+    if not published.table_of(table.data, table.protocol):
+        known = dict.fromkeys(f.dataset for f in published.figures() if f.protocol == table.protocol)
+        return (
+            f"Nothing was published for '{table.data}' under protocol {table.protocol} (only for {', '.join(known)}).",
+        )
+    theirs = published.PROTOCOLS[table.protocol]
+    finished = [run for run in table.runs if run.problem is None and run.lost is None]
+    differs = []
+    presets = sorted({run.preset for run in finished} - set(theirs.presets) - {""})
+    if presets:
+        differs.append(f"preset {', '.join(presets)}")
+    # a run that counts its steps from 0 (DomainBed, BoDA) has made one more
+    steps = {run.config.steps if run.config else run.records[-1].step + 1 for run in finished}
+    if steps - set(theirs.steps):
+        differs.append(f"{', '.join(f'{n:,}' for n in sorted(steps))} steps")
+    if table.rule.name not in (theirs.rule, "training-domain" if table.protocol == "mdlt" else theirs.rule):
+        differs.append(f"{table.rule.title}")
+    notes = [f"Published: {theirs.doc}; most rows are quoted by the paper from the papers of the methods."]
+    if differs:
+        notes.append(f"Not the published protocol: ours used {'; '.join(differs)}.")
+    return tuple(notes)
+
+
+def averages_table(tables: Sequence[Results]) -> Table:
+    """Algorithms by data sets: the averages, and their mean."""
+    names = sorted({name for table in tables for name in table.algorithms}, key=algorithm_order)
+    rows = []
+    for name in names:
+        figures = [table.figures.get((name, AVERAGE), Figure()) for table in tables]
+        complete = all(figure.known for figure in figures)
+        mean = f"{np.mean([figure.mean for figure in figures]):.1f}" if complete else ""
+        missing = any(figure.missing for figure in figures)
+        last = Cell(mean) if complete else MISSING if missing else NOTHING
+        rows.append((Cell(name), *(cell_of(figure) for figure in figures), last))
+    title = f"Averages: protocol {tables[0].protocol}, chosen by {tables[0].rule.title}"
+    return Table(title, ("algorithm", *(table.data for table in tables), AVERAGE), tuple(rows))
+
+
+def comparison_table(tables: Sequence[Results], baseline: str | None = None) -> Table | None:
+    """Every algorithm against a baseline, with mean ranks; None where there is only one algorithm."""
+    names = sorted({name for table in tables for name in table.algorithms}, key=algorithm_order)
+    if len(names) < 2:
+        return None
+    against = default_baseline(names, baseline)
+    ranks = mean_ranks(tables)
+    rows = []
+    for name in names:
+        unranked = MISSING if all_blocks(tables, name) is None else NOTHING
+        rank = Cell(f"{ranks[name]:.2f}") if name in ranks else unranked
+        if name == against:
+            rows.append((Cell(name), rank, NOTHING, NOTHING, NOTHING, NOTHING))
+            continue
+        found = compare(tables, name, against)
+        if found is None:
+            rows.append((Cell(name), rank, *(MISSING,) * 4))
+            continue
+        interval = "–" if found.low is None else f"{signed(found.low)} to {signed(found.high or 0.0)}"
+        score = f"{found.wins} / {found.ties} / {found.losses}"
+        rows.append(
+            (Cell(name), rank, Cell(signed(found.difference)), Cell(interval), Cell(score), Cell(str(found.pairs)))
+        )
+    where = ", ".join(table.data for table in tables)
+    title = f"Compared with {against}: {where}, protocol {tables[0].protocol}, chosen by {tables[0].rule.title}"
+    header = ("algorithm", "mean rank", "difference", "95 % interval", "wins / ties / losses", "pairs")
+    notes = (
+        "difference: mean over the pairs (domain, trial) of the difference in accuracy, in points, with the 95 % t "
+        "interval over pairs taken as independent: it speaks about these domains, not about domains in general.",
+        "mean rank: over the same pairs, 1 is the best, ties share their ranks; algorithms with a missing figure are "
+        "not ranked.",
+    )
+    return Table(title, header, tuple(rows), notes)
+
+
+def signed(value: float) -> str:
+    """
+    >>> signed(1.25), signed(-0.04), signed(-3)
+    ('+1.2', '0.0', '−3.0')
+    """
+    text = f"{abs(value):.1f}"
+    return text if text == "0.0" else ("+" if value > 0 else "−") + text
+
+
+def all_tables(tables: Sequence[Results], with_published: bool = False, baseline: str | None = None) -> list[Table]:
+    """Everything that a report prints, in order."""
+    found = [main_table(table, with_published) for table in tables]
+    for group in by_protocol(tables):
+        if len(group) > 1:
+            found.append(averages_table(group))
+        compared = comparison_table(group, baseline)
+        if compared is not None:
+            found.append(compared)
+    return found
+
+
+def definitions(tables: Sequence[Results]) -> tuple[str, ...]:
+    """What the columns mean; of shots only where there are some."""
+    shots = any(shot in table.columns for table in tables for shot in SHOTS)
+    return (*DEFINITIONS, SHOT_DEFINITION) if shots else DEFINITIONS
+
+
+def missing_lines(runs: Iterable[Run]) -> list[str]:
+    """Incomplete runs by name, draws that are alike on one line.
+
+    >>> def run(draw, problem):
+    ...     return Run(name=f"id{draw}", data="PACS", algorithm="ERM", protocol="lodo", domains=(), draw=draw,
+    ...                test_domains=("A",), problem=problem)
+    >>> for line in missing_lines([run(0, "not started"), run(1, "not started"), run(3, "failed: x")]):
+    ...     print(line)
+    ERM on PACS, A held out, trial 0, draws 0–1: not started
+    ERM on PACS, A held out, trial 0, draw 3 (id3): failed: x
+    """
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        held_out = f", {' + '.join(run.test_domains)} held out" if run.test_domains else ""
+        repeat = ", repeated" if run.phase == "repeat" else ""
+        label = f"{run.algorithm} on {run.data}{held_out}, trial {run.trial}{repeat}"
+        groups.setdefault((label, run.problem or run.lost or ""), []).append(run)
+    lines = []
+    for (label, problem), group in groups.items():
+        draws = sorted({run.draw for run in group})
+        which = f"draws {_ranges(draws)}" if len(draws) > 1 else f"draw {draws[0]}"
+        name = f" ({group[0].name})" if len(group) == 1 and group[0].name else ""
+        lines.append(f"{label}, {which}{name}: {problem}")
+    return lines
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """
+    >>> _ranges([0, 1, 2, 5, 7, 8])
+    '0–2, 5, 7–8'
+    """
+    parts = []
+    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}")
+    return ", ".join(parts)
