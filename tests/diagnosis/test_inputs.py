@@ -86,7 +86,7 @@ def test_a_class_with_one_sample_is_said_and_does_not_stop_the_report() -> None:
     found = diagnose(**{**made, "labels": labels}, class_names=["a", "b", "rare"])
     assert any("class 'rare' with one sample in all" in note for note in found.notes)
     found = diagnose(**{**made, "labels": np.minimum(labels, 1)}, class_names=["a", "b", "never"])
-    assert any("class 'never' without any sample" in note for note in found.notes)
+    assert any("class 'never' without any sample in the sources" in note for note in found.notes)
 
 
 def test_names_work_like_numbers() -> None:

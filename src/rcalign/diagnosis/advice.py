@@ -15,7 +15,7 @@ def advise(held_out: tuple[HeldOut, ...], target: Target | None) -> tuple[Advice
         findings.append(_about_target(target))
     if held_out:
         hardest = max(held_out, key=lambda report: report.gap)
-        rest = [*_about_gap(hardest), *_unsupported(held_out), *_about_support(held_out)]
+        rest = [*_about_gap(hardest), *_unsupported(held_out), *_about_support(hardest)]
         findings += [_headline(hardest, len(held_out)), *sorted(rest, key=lambda finding: -finding.amount)]
     return tuple(findings)
 
@@ -41,10 +41,8 @@ def _headline(hardest: HeldOut, count: int) -> Advice:
         ],
         key=lambda part: -part[1],
     )
-    name, amount = parts[0]
-    share = f"{amount:+.3f} of the gap of {hardest.gap:+.3f} comes from {name}"
-    others = "; ".join(f"{value:+.3f} from {other}" for other, value in parts[1:] if abs(value) >= 5e-4)
-    text = f"{numbers[0].upper()}{numbers[1:]}. {share}{'; ' + others if others else ''}."
+    made_of = ", ".join(f"{amount:+.3f} from {name}" for name, amount in parts if abs(amount) >= 5e-4)
+    text = f"{numbers[0].upper()}{numbers[1:]}. The gap of {hardest.gap:+.3f} is made of {made_of}."
     return Advice("headline", f"'{hardest.domain}' is the domain with the largest gap", text, hardest.gap)
 
 
@@ -105,17 +103,16 @@ def _unsupported(held_out: tuple[HeldOut, ...]) -> list[Advice]:
     ]
 
 
-def _about_support(held_out: tuple[HeldOut, ...]) -> list[Advice]:
-    risk = max(report.support_risk for report in held_out)
-    gap = max(report.gap for report in held_out)
-    if risk <= max(gap, 0.0) or risk < 0.05:
+def _about_support(hardest: HeldOut) -> list[Advice]:
+    risk, gap = hardest.support_risk, hardest.gap
+    if risk <= max(gap, 0.0) or risk < SMALL:
         return []
     return [
         Advice(
             "support",
             "The model is not yet good on its own domains",
-            f"The risk on the support reaches {risk:.3f}, more than the largest gap ({gap:+.3f}): a better model "
-            "(longer training, a stronger backbone, more data of any kind) gains more than anything done about shift.",
+            f"The risk on the support, {risk:.3f}, is larger than the largest gap ({gap:+.3f}): a better model (longer "
+            "training, a stronger backbone, more data of any kind) gains more than anything done about shift.",
             risk,
         )
     ]

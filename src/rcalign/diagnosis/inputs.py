@@ -320,7 +320,7 @@ def _notes(sources: Samples, classes: tuple[str, ...], domains: tuple[str, ...])
         notes.append(f"{_listed('class', single)} with one sample in all: risk and distance rest on that sample.")
     absent = [name for name, count in zip(classes, total, strict=True) if count == 0]
     if absent:
-        notes.append(f"{_listed('class', absent)} without any sample: nothing can be said about it.")
+        notes.append(f"{_listed('class', absent)} without any sample in the sources: nothing is known about it.")
     pairs = int((counts[:, total > 1] == 1).sum())
     if pairs:
         notes.append(f"{pairs} (domain, class) pairs have one sample: their terms are exact for the data, but rough.")

@@ -1,0 +1,103 @@
+"""The page: template, style, script, Plotly and the figures in one string."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from rcalign.diagnosis.html import charts
+from rcalign.diagnosis.results import Diagnosis
+from rcalign.diagnosis.terminal import describe
+from rcalign.diagnosis.transport import Distance
+
+
+def render_html(diagnosis: Diagnosis) -> str:
+    """The whole report as one page that needs no network: about 5 MB, nearly all of it Plotly's script."""
+    figures = _figures(diagnosis)
+    return _template().render(
+        diagnosis=diagnosis,
+        hardest=max(diagnosis.held_out, key=lambda one: one.gap, default=None),
+        fits=[one.mixture for one in diagnosis.held_out if one.mixture is not None],
+        terms=_terms(diagnosis),
+        figures=_as_json(figures),
+        heights={name: figure["layout"]["height"] for name, figure in figures.items()},
+        plotly=Markup(get_plotlyjs()),
+        style=Markup(_file("style.css")),
+        script=Markup(_file("script.js")),
+    )
+
+
+def _terms(diagnosis: Diagnosis) -> list[charts.Term]:
+    """The heat maps that have something to show."""
+    missing = any(one.unsupported_mass for one in diagnosis.held_out)
+    return [term for term in charts.TERMS if missing or term.key != "unsupported_part"]
+
+
+def _figures(diagnosis: Diagnosis) -> dict[str, charts.Figure]:
+    """Name of the chart -> figure."""
+    reports = diagnosis.held_out
+    found: dict[str, charts.Figure] = {"picture": charts.picture(diagnosis.picture, diagnosis.classes)}
+    if reports:
+        found["parts"] = charts.parts(reports)
+        found |= {f"heat-{term.key}": charts.heat_map(diagnosis, term) for term in _terms(diagnosis)}
+    for at, one in enumerate(reports):
+        found[f"exact-{at}"] = charts.exact(one)
+        found[f"bound-{at}"] = charts.up_to_the_bound(one)
+        if one.chain is not None:
+            found[f"chain-{at}"] = charts.chain(one)
+    fits = [one.mixture for one in reports if one.mixture is not None]
+    if diagnosis.target is not None:
+        found["mixtures"] = charts.mixtures([diagnosis.target.mixture], diagnosis.picture.domains)
+        found["ruler"] = charts.ruler(diagnosis.target)
+        if diagnosis.target.priors is not None:
+            found["priors"] = charts.priors(diagnosis.target.priors)
+    elif fits:
+        found["mixtures"] = charts.mixtures(fits, diagnosis.picture.domains)
+    if diagnosis.contraction is not None:
+        found["contraction"] = charts.contraction(diagnosis.contraction)
+    if diagnosis.tracking is not None:
+        found["tracking"] = charts.tracking(diagnosis.tracking)
+    return found
+
+
+def _as_json(value: Any) -> Markup:
+    """JSON that is safe inside a script element."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return Markup(
+        text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("\u2028", "\\u2028")
+    )
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _bracket(distance: Distance | None) -> str:
+    if distance is None:
+        return "–"
+    return f"{distance.value:.4g}" if distance.exact else f"{distance.value:.4g} ± {distance.error:.2g}"
+
+
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        number=_number, signed=_signed, bracket=_bracket, percent=lambda value: f"{value:.1%}", correlation=describe
+    )
+    return environment.from_string(_file("page.html"))
