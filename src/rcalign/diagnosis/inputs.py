@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
+from rcalign.diagnosis.transport import row_keys
 from rcalign.errors import InputError, unknown
 
 Array = NDArray[Any]
@@ -303,9 +303,8 @@ def _canonical(samples: Samples, weight: Array | None, bias: Array | None) -> Sa
     head's logits are computed in that order: a matrix product rounds a row by its place.
     """
     rows = samples.features if weight is not None else np.column_stack([samples.features, samples.logits])
-    rows = np.ascontiguousarray(rows)
-    keys = np.array([int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "big") for row in rows], np.uint64)
-    ordered = samples.rows(np.lexsort((samples.labels, samples.domains, keys)))
+    place = np.unique(row_keys(rows), return_inverse=True)[1]
+    ordered = samples.rows(np.lexsort((samples.labels, samples.domains, place)))
     return ordered if weight is None or bias is None else replace(ordered, logits=ordered.features @ weight.T + bias)
 
 

@@ -29,7 +29,7 @@ from rcalign.diagnosis.transport import EXACT_PAIRS, Cloud, cloud, ground, wasse
 
 Array = NDArray[Any]
 
-FIT_PAIRS = 120_000  # target rows x source rows of the linear programme: a second or two
+FIT_PAIRS = 80_000  # target rows x source rows of the linear programme: a second
 FRESH = 9  # fresh samples to compare with: one more like them is the farthest about one time in ten
 VERDICT_PAIRS = 30_000  # the same for the verdict, which solves one for each source
 
