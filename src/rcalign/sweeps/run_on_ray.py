@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
+import gc
 import os
+import re
 import shutil
 import signal
 import socket
@@ -351,7 +353,7 @@ def _outcome(ref: Any) -> Mapping[str, Any]:
     except TaskCancelledError:
         return {"end": "interrupted"}
     except RayTaskError as error:
-        lines = str(error).strip().splitlines()
+        lines = re.sub("\x1b\\[[0-9;]*m", "", str(error)).strip().splitlines()  # without colours
         return {"end": "failed", "kind": "error", "error": lines[-1], "last_lines": lines[-LAST_LINES:]}
     except RayError as error:
         return {"end": "died", "last_lines": str(error).strip().splitlines()[-LAST_LINES:]}
@@ -366,6 +368,14 @@ def _no_room(error: OSError) -> str:
 
 
 def _work(train: Train, entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
+    """One run, in a process that lives on."""
+    outcome = _attempt(train, entry, path, resources, device)
+    if outcome["end"] != "finished":
+        gc.collect()  # a traceback may keep the run's files, and its lock, open
+    return outcome
+
+
+def _attempt(train: Train, entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
     """Trains one run in its folder, from its checkpoint if there is one. What went wrong is returned, not raised."""
     folder = SweepFolder(path)
     torch.set_num_threads(resources.cpus_per_run)
@@ -403,13 +413,10 @@ def _full_disk(error: BaseException | None) -> OSError | None:
 
 
 def _tidy(run: RunFolder) -> None:
-    """Removes what a kill left half-written."""
-    if not run.path.exists():
-        return
-    if not run.config_file.exists():  # the first file that a run writes
+    """Removes what a kill left half-written. The configuration is the first thing that a run writes."""
+    if run.path.exists() and not run.config_file.exists():
         shutil.rmtree(run.path)
-        return
-    for leftover in run.path.rglob(".*"):
+    for leftover in run.path.rglob(".*.*"):
         leftover.unlink(missing_ok=True)
 
 
