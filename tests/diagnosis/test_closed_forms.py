@@ -172,6 +172,13 @@ def test_the_order_of_the_samples_changes_nothing_at_all() -> None:
             for key, value in made.items()
         }
         assert diagnose(**made, exact_pairs=64) == diagnose(**moved, exact_pairs=64)
+        if seed == 0:
+            target = np.random.default_rng(9).normal(size=(20, 3))
+            one, other = (
+                diagnose(**made, target_features=target, replicates=10),
+                diagnose(**moved, target_features=target[::-1], replicates=10),
+            )
+            assert one == other
 
 
 def test_renaming_domains_and_classes_renames_the_report() -> None:

@@ -9,29 +9,37 @@ TINY = 0.01
 
 
 def advise(held_out: tuple[HeldOut, ...], target: Target | None) -> tuple[Advice, ...]:
-    """Findings, the headline first, then by the risk at stake."""
+    """Findings: the target's place, the headline, then the others by the risk at stake."""
     findings: list[Advice] = []
     if target is not None:
         findings.append(_about_target(target))
-    if held_out:
-        hardest = max(held_out, key=lambda report: report.gap)
-        rest = [*_about_gap(hardest), *_unsupported(held_out), *_about_support(hardest)]
-        findings += [_headline(hardest, len(held_out)), *sorted(rest, key=lambda finding: -finding.amount)]
+    subject = main_subject(held_out, target)
+    if subject is not None:
+        rest = [*_about_gap(subject), *_unsupported(held_out), *_about_support(subject)]
+        findings += [_headline(subject, held_out), *sorted(rest, key=lambda finding: -finding.amount)]
     return tuple(findings)
+
+
+def main_subject(held_out: tuple[HeldOut, ...], target: Target | None) -> HeldOut | None:
+    """The domain that the report is about: a labelled target, else the one with the largest gap."""
+    named = [one for one in held_out if target is not None and one.domain == target.name]
+    return max(named or held_out, key=lambda one: one.gap, default=None)
 
 
 def _matters(report: HeldOut) -> bool:
     return report.gap > max(SMALL * report.support_risk, TINY)
 
 
-def _headline(hardest: HeldOut, count: int) -> Advice:
+def _headline(hardest: HeldOut, held_out: tuple[HeldOut, ...]) -> Advice:
+    largest = len(held_out) > 1 and hardest.gap == max(one.gap for one in held_out)
     numbers = (
         f"risk {hardest.risk:.3f} against {hardest.support_risk:.3f} on its support, "
         f"accuracy {hardest.accuracy:.1%} against {hardest.support_accuracy:.1%}"
     )
     if not _matters(hardest):
-        which = "No domain is much harder than the others" if count > 1 else f"'{hardest.domain}' is no harder"
-        text = f"The largest gap is that of '{hardest.domain}': {numbers}. Shift between the domains costs little here."
+        alone = f"'{hardest.domain}' is not much harder than the sources"
+        which = "No domain is much harder than the others" if largest else alone
+        text = f"The gap of '{hardest.domain}': {numbers}. Shift between the domains costs little here."
         return Advice("good", which, text, 0.0)
     parts = sorted(
         [
@@ -43,7 +51,8 @@ def _headline(hardest: HeldOut, count: int) -> Advice:
     )
     made_of = ", ".join(f"{amount:+.3f} from {name}" for name, amount in parts if abs(amount) >= 5e-4)
     text = f"{numbers[0].upper()}{numbers[1:]}. The gap of {hardest.gap:+.3f} is made of {made_of}."
-    return Advice("headline", f"'{hardest.domain}' is the domain with the largest gap", text, hardest.gap)
+    title = f"'{hardest.domain}' is {'the domain with the largest gap' if largest else 'harder than the sources'}"
+    return Advice("headline", title, text, hardest.gap)
 
 
 def _about_gap(report: HeldOut) -> list[Advice]:
@@ -111,7 +120,7 @@ def _about_support(hardest: HeldOut) -> list[Advice]:
         Advice(
             "support",
             "The model is not yet good on its own domains",
-            f"The risk on the support, {risk:.3f}, is larger than the largest gap ({gap:+.3f}): a better model (longer "
+            f"The risk on the support, {risk:.3f}, is larger than the gap ({gap:+.3f}): a better model (longer "
             "training, a stronger backbone, more data of any kind) gains more than anything done about shift.",
             risk,
         )
@@ -123,6 +132,10 @@ def _about_target(target: Target) -> Advice:
     nearest = ", ".join(f"{weight:.0%} '{name}'" for weight, name in weights if weight >= 0.005)
     reference = "" if target.reference is None else f"; the farthest source is {target.reference:.3g} from the others"
     floor = "" if target.floor is None else f"; a fresh sample of the sources would be {target.floor:.3g} away"
+    close = "It is no farther from them than they are from one another: results on held-out sources are a fair guide."
+    if target.reference is None:
+        close = "It is farther away than a fresh sample of the source, but not twice as far."
+        close = close if target.floor is not None else "There are too few samples to say more."
     distances = f"Its nearest mixture is {nearest}, {target.left:.3g} away{reference}{floor}."
     verdicts = {
         "outside": (
@@ -132,7 +145,7 @@ def _about_target(target: Target) -> Advice:
         ),
         "near": (
             f"'{target.name}' lies near the sources",
-            "It is no farther from them than they are from one another: results on held-out sources are a fair guide.",
+            close,
         ),
         "inside": (
             f"'{target.name}' lies inside the sources",

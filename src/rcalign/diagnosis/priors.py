@@ -55,8 +55,18 @@ def _prior(name: str, given: ArrayLike, classes: int) -> Array:
     return values
 
 
-def em_priors(logits: Array, source: Array, weights: Array | None = None, iterations: int = 2000) -> Array:
+def em_priors(
+    logits: Array,
+    source: Array,
+    weights: Array | None = None,
+    *,
+    start: Array | None = None,
+    tolerance: float = 1e-9,
+    iterations: int = 2000,
+) -> Array:
     """Target priors by EM: logits (n, C), source prior (C,) -> (C,); or (C, B) for weights (n, B) of B replicates.
+
+    start (C,): where to begin (None: at the source prior). Stops when no prior moves by more than ``tolerance``.
 
     >>> sure = np.array([[50.0, 0.0]] * 3 + [[0.0, 50.0]])
     >>> em_priors(sure, np.array([0.5, 0.5])).round(6)
@@ -65,14 +75,15 @@ def em_priors(logits: Array, source: Array, weights: Array | None = None, iterat
     seen = source > 0
     ratio = softmax(logits, axis=1)[:, seen] / source[seen]  # p(c | z) / s(c)
     masses = np.full((len(logits), 1), 1.0 / len(logits)) if weights is None else weights / weights.sum(axis=0)
-    prior = np.repeat(source[seen][:, None] / source[seen].sum(), masses.shape[1], axis=1)  # (C, B)
+    first = (source if start is None else np.maximum(start, 1e-6))[seen]  # a prior of zero would stay there
+    prior = np.repeat(first[:, None] / first.sum(), masses.shape[1], axis=1)  # (C, B)
     for _ in range(iterations):
         evidence = ratio @ prior  # (n, B)
         following = prior * (ratio.T @ (masses / np.maximum(evidence, 1e-300)))
         following /= following.sum(axis=0)
         moved = float(np.abs(following - prior).max())
         prior = following
-        if moved < 1e-9:
+        if moved < tolerance:
             break
     found = np.zeros((len(source), masses.shape[1]))
     found[seen] = prior
@@ -130,7 +141,8 @@ def estimate_priors(
             len(guessed), np.full(len(guessed), 1.0 / len(guessed)), size=min(at_once, replicates - start)
         )
         share_parts += [np.bincount(guessed, row, minlength=count) / len(guessed) for row in rows]
-        em_parts.append(em_priors(target_logits, source, rows.T.astype(np.float64)).T)
+        counts = rows.T.astype(np.float64)
+        em_parts.append(em_priors(target_logits, source, counts, start=em, tolerance=1e-5, iterations=300).T)
     bbse_drawn = bbse_priors(drawn.reshape(replicates, count, count), np.stack(share_parts))  # (B, C)
     em_drawn = np.concatenate(em_parts)  # (B, C)
 

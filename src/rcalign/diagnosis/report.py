@@ -125,19 +125,19 @@ def diagnose(
     settings = _Settings(lipschitz, largest, chained, problem.head is not None, temperature, denominator, exact_pairs)
 
     with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
-        work = _Work(pool)
+        # the network simplex and matrix products leave the interpreter free, so threads help
         distances = {
-            (at, space, c): work.later(task)
+            (at, space, c): pool.submit(task)
             for at, case in enumerate(cases)
             for space, c, task in _distance_tasks(case, settings)
         }
         fits = {
-            at: work.later(_mixture_task(case, settings))
+            at: pool.submit(_mixture_task(case, settings))
             for at, case in enumerate(cases)
             if problem.target is None or case.name == problem.target_name  # a target is what mixtures are for
         }
-        found = {key: result() for key, result in distances.items()}
-        fitted: dict[int, MixtureFit] = {at: result() for at, result in fits.items()}
+        found = {key: future.result() for key, future in distances.items()}
+        fitted = {at: future.result() for at, future in fits.items()}
     held_out = tuple(
         _report(case, problem, settings, {key[1:]: d for key, d in found.items() if key[0] == at}, fitted.get(at))
         for at, case in enumerate(cases)
@@ -208,16 +208,6 @@ class _Case:
     def shared(self) -> list[int]:
         """Classes that both sides have."""
         return np.flatnonzero(self.split.supported & (self.split.prior > 0)).tolist()
-
-
-class _Work:
-    """Tasks on a pool of threads: the network simplex and matrix products leave the interpreter free."""
-
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self.pool = pool
-
-    def later(self, task: Callable[[], Any]) -> Callable[[], Any]:
-        return self.pool.submit(task).result
 
 
 def _cases(problem: Problem, support: str) -> list[_Case]:
@@ -438,7 +428,7 @@ def _notes(held_out: tuple[HeldOut, ...], target: Target | None, settings: _Sett
     notes = []
     rough = [d for report in held_out for item in report.classes if (d := item.distance) is not None and not d.exact]
     if rough:
-        worst = max(d.error / d.value for d in rough)
+        worst = max(d.error / max(d.value, 1e-300) for d in rough)
         notes.append(
             f"{len(rough)} distances between large classes are brackets, off by at most {worst:.1%}; "
             "bounds use the upper end."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rcalign.diagnosis.transport import Distance
+from rcalign.errors import unknown
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,10 @@ class Diagnosis:
 
     def of(self, domain: str) -> HeldOut:
         """The report of one held-out domain."""
-        return next(report for report in self.held_out if report.domain == domain)
+        found = {one.domain: one for one in self.held_out}
+        if domain not in found:
+            raise unknown("domain", domain, found)
+        return found[domain]
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from rcalign.diagnosis.advice import main_subject
 from rcalign.diagnosis.html import charts
 from rcalign.diagnosis.results import Diagnosis
 from rcalign.diagnosis.terminal import describe
@@ -22,7 +23,7 @@ def render_html(diagnosis: Diagnosis) -> str:
     figures = _figures(diagnosis)
     return _template().render(
         diagnosis=diagnosis,
-        hardest=max(diagnosis.held_out, key=lambda one: one.gap, default=None),
+        subject=main_subject(diagnosis.held_out, diagnosis.target),
         fits=[one.mixture for one in diagnosis.held_out if one.mixture is not None],
         terms=_terms(diagnosis),
         figures=_as_json(figures),
