@@ -9,7 +9,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 _FROM_API = ("data_info", "evaluate", "predict", "train")
-__all__ = ["__version__", *_FROM_API]
+_FROM_ESTIMATOR = ("DomainClassifier", "DomainStratifiedShuffleSplit", "LeaveOneDomainOut")
+__all__ = ["__version__", *_FROM_API, *_FROM_ESTIMATOR]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from rcalign import api
 
         return getattr(api, name)
+    if name in _FROM_ESTIMATOR:
+        from rcalign import estimator
+
+        return getattr(estimator, name)
     raise AttributeError(f"module 'rcalign' has no attribute '{name}'")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rcalign.errors import InputError, unknown
 from rcalign.files import write_whole
@@ -88,6 +88,7 @@ class RunFolder:
         self.last_file = self.path / "last.safetensors"
         self.state_file = self.path / "state.safetensors"
         self.result_file = self.path / "result.json"
+        self._held: IO[str] | None = None
 
     def begin(self, config: RunConfig, resume: bool) -> None:
         """Claims the folder for this run and this process, or agrees that it already is this run's."""
@@ -106,7 +107,7 @@ class RunFolder:
             raise InputError(f"the output folder '{self.path}' cannot be written: choose another with --out.") from None
 
     def _lock(self) -> None:
-        """Held until the process ends, however it ends."""
+        """Held until released or until the process ends, however it ends."""
         self._held = (self.path / ".lock").open("w")
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,6 +115,11 @@ class RunFolder:
             raise InputError(
                 f"another process is training in '{self.path}': wait for it, or choose another --out."
             ) from None
+
+    def release(self) -> None:
+        """Lets others have the folder."""
+        if self._held is not None:
+            self._held.close()
 
     def _agree(self, config: RunConfig, resume: bool) -> None:
         found = read_config(self.path)

@@ -87,6 +87,8 @@ def summary(parts: Sequence[Part], domains: Sequence[str], counts: np.ndarray) -
     (domain, class) pair; for a domain held out, which has none, by the class's mean count over the source domains.
     """
     tests = [part for part in parts if part.part == "test" and len(part.y)]
+    if not tests:  # trained on every row there is
+        return {"accuracy": {}, "average": None, "worst": None, "balanced": {}, "shots": {}, "ece": None}
     accuracy = {part.domain: part.accuracy for part in tests}
     typical = np.rint(counts.mean(0)).astype(np.int64)
     rows = np.stack([counts[domains.index(part.domain)] if part.domain in domains else typical for part in tests])
@@ -101,6 +103,40 @@ def summary(parts: Sequence[Part], domains: Sequence[str], counts: np.ndarray) -
         "balanced": {part.domain: metrics.balanced_accuracy(part.logits, part.y) for part in tests},
         "shots": metrics.shot_accuracy(correct, y, domain, rows),
         "ece": metrics.expected_calibration_error(probabilities, y),
+    }
+
+
+def calibration(parts: Sequence[Part], source_domains: Sequence[str]) -> dict[str, Any]:
+    """The temperature fitted on the source domains' validation parts, and the calibration errors it leaves.
+
+    temperature: what logits are divided by before softmax; 1 where no finite one is best, as when every row is right.
+    rows: validation rows it was fitted on. ece: part -> calibration error before and after, all rows of a part pooled.
+
+    >>> logits = np.log([[0.8, 0.2]] * 10) * 3
+    >>> found = calibration([Part("a", "val", logits, np.array([0] * 8 + [1] * 2))], ["a"])
+    >>> round(found["temperature"], 6), round(found["ece"]["val"]["before"], 4), round(found["ece"]["val"]["after"], 4)
+    (3.0, 0.1846, 0.0)
+    """
+    pools = {
+        "val": [part for part in parts if part.part == "val" and part.domain in source_domains and len(part.y)],
+        "test": [part for part in parts if part.part == "test" and len(part.y)],
+    }
+    rows = {
+        name: (np.concatenate([part.logits for part in pool]), np.concatenate([part.y for part in pool]))
+        for name, pool in pools.items()
+        if pool
+    }
+    temperature = metrics.fit_temperature(*rows["val"]) if "val" in rows else 1.0
+    if temperature in metrics.TEMPERATURES:
+        temperature = 1.0
+
+    def error(logits: np.ndarray, y: np.ndarray) -> float:
+        return metrics.expected_calibration_error(metrics.softmax(logits), y)
+
+    return {
+        "temperature": temperature,
+        "rows": len(rows["val"][1]) if "val" in rows else 0,
+        "ece": {name: {"before": error(z, y), "after": error(z / temperature, y)} for name, (z, y) in rows.items()},
     }
 
 

@@ -46,12 +46,15 @@ def complete(
     model = _model(task, config)
     averaging = _averaging(config, model)
     folder.begin(config, resume)
-    result = folder.result()
-    if result is None:
-        if config.stage_one is not None and not folder.state_file.exists():
-            model.start_from(_stage_one(config, task, folder, options, progress))
-        result = fit(model, task, folder, config, averaging=averaging, resume=resume, progress=progress)
-        folder.finish(result)
+    try:
+        result = folder.result()
+        if result is None:
+            if config.stage_one is not None and not folder.state_file.exists():
+                model.start_from(_stage_one(config, task, folder, options, progress))
+            result = fit(model, task, folder, config, averaging=averaging, resume=resume, progress=progress)
+            folder.finish(result)
+    finally:
+        folder.release()
     return model, result
 
 
@@ -77,6 +80,7 @@ def _stage_one(
         model = _model(task, first_config)
         averaging = _averaging(first_config, model)
         first.finish(fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress))
+    first.release()
     # a pretext task has no labels to choose a checkpoint by: its last weights are what it learned
     return load_weights(first.last_file if entry.traits.recipe_part else first.best_file)
 

@@ -24,6 +24,7 @@ from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
 from rcalign.files import write_whole
 from rcalign.models.backbones import Backbone, Standardised, build
+from rcalign.models.weights import fingerprint
 from rcalign.presets import Preset
 from rcalign.types import DataSpec
 
@@ -62,6 +63,7 @@ class Task:
     inputs: Inputs
     backbone: Backbone
     frozen: nn.Module | None  # the image backbone whose features are the inputs
+    augmentation: Augmentation | None  # of the images, also where a frozen backbone stands between
 
     def network(self, seed: int) -> Network:
         """A new network with the pretrained featurizer and a random head, on the device."""
@@ -126,7 +128,7 @@ def make_task(
     progress: bool = False,
 ) -> Task:
     """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once)."""
-    frozen = None
+    frozen, augmentation = None, None
     with seeded(seed):  # a backbone without pretrained weights starts from the run's seed
         if isinstance(dataset.content, Arrays):
             if freeze_backbone:
@@ -156,7 +158,7 @@ def make_task(
         tuple(tuple(int(n) for n in row) for row in counts),
         inputs.shape,
     )
-    return Task(dataset, splits, spec, inputs, made, frozen)
+    return Task(dataset, splits, spec, inputs, made, frozen, augmentation)
 
 
 def storage_size(size: int, native: int | None) -> int:
@@ -166,7 +168,8 @@ def storage_size(size: int, native: int | None) -> int:
 
 def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progress: bool) -> np.ndarray:
     """Features (n, h) of every row under a backbone that is not trained: computed once, kept in the cache."""
-    key = f"features-{dataset.fingerprint[:24]}-{backbone.weights}-{inputs.shape[-1]}.npy"
+    weights = fingerprint(backbone.featurizer)  # also of random ones, which have no name of their own
+    key = f"features-{dataset.fingerprint[:24]}-{weights}-{inputs.shape[-1]}.npy"
     file = cache_root() / key
     if file.exists():
         return np.load(file, mmap_mode="r", allow_pickle=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rcalign import registry, spaces
-from rcalign.algorithms.base import Algorithm, Network
+from rcalign.algorithms.base import Algorithm, Network, seeded
 from rcalign.data.augment import Augmentation
 from rcalign.errors import InputError
 from rcalign.files import load_weights
@@ -25,7 +25,8 @@ from rcalign.training.task import placed
 class TrainedModel:
     """config: how it was trained. algorithm: with the chosen weights. frozen: the untrained backbone before it, if any.
 
-    augmentation: what turns images (n, s, s, 3) uint8 into inputs; None for arrays.
+    augmentation: what turns images (n, s, s, 3) uint8 into inputs; None for arrays. temperature: what validation says
+    logits should be divided by before they are probabilities (1 for a run that is not finished).
     """
 
     config: RunConfig
@@ -33,6 +34,7 @@ class TrainedModel:
     frozen: nn.Module | None
     augmentation: Augmentation | None
     device: torch.device
+    temperature: float = 1.0
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
@@ -45,9 +47,13 @@ class TrainedModel:
         return self.algorithm.embed(x if self.frozen is None else self.frozen(x))
 
     def probabilities(self, inputs: Iterator[Tensor]) -> np.ndarray:
-        """(n, C) over batches of inputs, in order."""
-        pieces = [torch.softmax(self.logits(x).float(), 1).cpu().numpy() for x in inputs]
+        """Calibrated, (n, C) over batches of inputs, in order."""
+        pieces = [self.chances(x) for x in inputs]
         return np.concatenate(pieces) if pieces else np.zeros((0, self.config.spec.num_classes), dtype=np.float32)
+
+    def chances(self, x: Tensor) -> np.ndarray:
+        """Calibrated probabilities (n, C) of one batch of inputs."""
+        return torch.softmax(self.logits(x).float() / self.temperature, 1).cpu().numpy()
 
 
 def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
@@ -62,7 +68,8 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
         image_shape = (3, config.image_size, config.image_size)
         # the run's own weights follow, so a trained backbone starts empty; a frozen one is loaded as it was
         weights = config.weights if config.freeze_backbone else "none"
-        made = build(config.backbone, image_shape, weights=weights, freeze_batch_norm=config.freeze_batch_norm)
+        with seeded(config.seed):  # a frozen backbone without pretrained weights is the one that this seed gives
+            made = build(config.backbone, image_shape, weights=weights, freeze_batch_norm=config.freeze_batch_norm)
         changes = get_preset(config.preset).augmentation
         augmentation = Augmentation(size=config.image_size, mean=made.mean, std=made.std, **changes)  # type: ignore[arg-type]
         if config.freeze_backbone:
@@ -80,4 +87,5 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     hparams = spaces.build(entry.algorithm.Hparams, config.hparams)
     algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
     algorithm.load_state_dict(load_weights(folder.best_file))
-    return TrainedModel(config, algorithm, frozen, augmentation, device)
+    temperature = ((folder.result() or {}).get("calibration") or {}).get("temperature", 1.0)
+    return TrainedModel(config, algorithm, frozen, augmentation, device, float(temperature))

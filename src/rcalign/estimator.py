@@ -1,0 +1,486 @@
+"""scikit-learn's face: a classifier that is told each row's domain when it is fitted, and splitters that know domains.
+
+>>> import numpy as np
+>>> rng = np.random.default_rng(0)
+>>> y, domains = np.arange(120) % 2, np.repeat(["north", "south", "east"], 40)
+>>> X = rng.normal(size=(120, 4)) + 2 * y[:, None]
+>>> model = DomainClassifier("rc-align", steps=20).fit(X, y, domains=domains)
+>>> model.predict(X[:2]).tolist(), model.predict_proba(X).shape, model.transform(X).shape
+([0, 1], (120, 2), (120, 256))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.model_selection import BaseCrossValidator
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+import rcalign.algorithms  # noqa: F401  (registers)
+from rcalign import presets, registry, spaces
+from rcalign.data.cache import open_images
+from rcalign.data.source import Arrays, Dataset, Images
+from rcalign.data.sources.arrays import from_arrays
+from rcalign.data.sources.files import dataset_of_files
+from rcalign.data.splits import Splits, mdlt_rule
+from rcalign.data.stream import decoded_batches
+from rcalign.devices import check_precision, resolve_device
+from rcalign.errors import InputError, unknown
+from rcalign.evaluation.evaluate import BATCH
+from rcalign.evaluation.metrics import softmax
+from rcalign.records import RunConfig, RunFolder, versions
+from rcalign.registry import Entry
+from rcalign.training.loop import Interrupted
+from rcalign.training.run import complete, hparams_of
+from rcalign.training.task import Task, make_task, storage_size
+from rcalign.training.trained import TrainedModel
+
+EVALUATIONS = 5  # among whose checkpoints the validation rows choose
+PLAIN = "ERM"  # what is left of a method of several domains when there are none
+
+
+class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
+    """A classifier for domains it has never seen, by any algorithm of ``rcalign algorithms``.
+
+    X: features (n, f), series (n, channels, t), images (n, h, w, 3) uint8, or a list of n image paths. Columns and
+    channels are standardised by the rows that train, never by those to be predicted.
+
+    Parameters
+    ----------
+    algorithm: its name; case and hyphens do not matter.
+    backbone: None for a small network (rows, series) or EfficientNet-Lite0 (images); any timm network for images.
+    steps: updates, each with ``batch_size`` rows of every domain.
+    weights: of the backbone: None (pretrained), a file, or "none" (random).
+    freeze_backbone: images only: features are computed once and a small network is trained on them.
+    image_size: side of the square input; None: the images' own where they are square and in memory, else 224.
+    average: "ema", "swa" or "swad": of the weights along the way.
+    validation_fraction: share of each (domain, class) pair's rows that choose the checkpoint and the temperature of the
+        probabilities instead of training.
+    device: "auto", "cpu", "cuda", "mps". precision: "fp32" or "bf16".
+    random_state: an int repeats to the bit on the same machine.
+    verbose: show a progress bar.
+    hparams: the algorithm's own hyperparameters, by the names that ``rcalign algorithms NAME`` lists.
+
+    Attributes
+    ----------
+    classes_, domains_: values seen in fit. algorithm_: the name of the algorithm that ran.
+    temperature_: what logits are divided by, so that probabilities are calibrated on the validation rows.
+    validation_score_: mean over domains of the accuracy on the validation rows.
+    model_: the trained network.
+    """
+
+    __metadata_request__fit = {"domains": True}  # noqa: RUF012  (scikit-learn's own way to say so)
+
+    def __init__(
+        self,
+        algorithm: str = "rc-align",
+        backbone: str | None = None,
+        *,
+        steps: int = 300,
+        weights: str | Path | None = None,
+        freeze_backbone: bool = False,
+        image_size: int | None = None,
+        average: str | None = None,
+        validation_fraction: float = 0.2,
+        device: str = "auto",
+        precision: str = "fp32",
+        random_state: Any = 0,
+        verbose: bool = False,
+        **hparams: Any,
+    ) -> None:
+        self.algorithm = algorithm
+        self.backbone = backbone
+        self.steps = steps
+        self.weights = weights
+        self.freeze_backbone = freeze_backbone
+        self.image_size = image_size
+        self.average = average
+        self.validation_fraction = validation_fraction
+        self.device = device
+        self.precision = precision
+        self.random_state = random_state
+        self.verbose = verbose
+        for name, value in hparams.items():
+            setattr(self, name, value)
+
+    # --- parameters ----------------------------------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """All parameters, the hyperparameters that were given among them."""
+        return {**super().get_params(deep), **self._hparams()}
+
+    def set_params(self, **params: Any) -> DomainClassifier:
+        """Sets parameters or hyperparameters of any algorithm; whether they fit together is seen in ``fit``."""
+        known = {*self.get_params(), *_all_hyperparameters()}
+        for name in params:
+            if name not in known:
+                raise unknown("parameter", name, known)
+        for name, value in params.items():
+            setattr(self, name, value)
+        return self
+
+    def _hparams(self) -> dict[str, Any]:
+        fixed = self._get_param_names()
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in fixed and not name.startswith("_") and not name.endswith("_")
+        }
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.input_tags.string = True
+        return tags
+
+    # --- fitting -------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, domains: Any = None) -> DomainClassifier:
+        """Trains. domains: (n,) of any values; without them all rows are one domain, and the method plain training."""
+        X, y = self._checked(X, y, fitting=True)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(
+                f"y has one class only, {self.classes_[0]!r}, but a classifier needs at least two: add rows of another "
+                "class."
+            )
+        entry = self._entry(domains is None)
+        self.algorithm_ = entry.name
+        options = self._options(entry)
+        dataset = self._dataset(X, labels, *self._domains(domains, len(labels)))
+        seed = self._seed()
+        task = self._task(dataset, _divided(dataset, self.validation_fraction, seed), seed)
+        config = self._config(entry, dataset, task, options, seed)
+        with tempfile.TemporaryDirectory(prefix="rcalign-") as folder:
+            try:
+                model, result = complete(task, config, RunFolder(folder), options, progress=bool(self.verbose))
+            except Interrupted:
+                raise KeyboardInterrupt from None
+        model.optimizers = {}  # nothing is trained any more, and they are twice as large as the network
+        # rows are predicted in double precision, so that no row's result depends on how many others come with it
+        if isinstance(dataset.content, Arrays) and task.inputs.device.type != "mps":
+            model.double()
+        unseen = any(len(np.intersect1d(task.splits.val[name], rows)) for name, rows in task.splits.train.items())
+        self.temperature_ = 1.0 if unseen else result["calibration"]["temperature"]
+        self.validation_score_ = result["validation"]
+        augmentation = task.augmentation
+        self.model_ = TrainedModel(config, model, task.frozen, augmentation, task.inputs.device, self.temperature_)
+        self._n_features_out = task.backbone.features
+        return self
+
+    def _entry(self, alone: bool) -> Entry:
+        entry = registry.get(str(self.algorithm))
+        if not alone or entry.name == PLAIN:
+            return entry
+        plain = entry.traits.min_domains > 1
+        effect = f"is plain training ({PLAIN})" if plain else "trains on one domain"
+        _say_once(
+            f"no domains were given, so {entry.name} {effect}: give fit(X, y, domains=...), one value for each row."
+        )
+        return registry.get(PLAIN) if plain else entry
+
+    def _options(self, entry: Entry) -> dict[str, Any]:
+        """The hyperparameters for an algorithm; those of the one asked for are left out where plain training runs."""
+        options = self._hparams()
+        asked = registry.get(str(self.algorithm))
+        if entry is not asked:
+            hparams_of(asked, "default", options)  # wrong ones are an error all the same
+            options = {name: options[name] for name in spaces.fields_of(entry.algorithm.Hparams) if name in options}
+        return options
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, (int, np.integer)):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _domains(self, domains: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """All values in order, and the position of each row's."""
+        if domains is None:
+            self.domains_ = np.array(["all"])
+            return self.domains_, np.zeros(rows, dtype=np.int64)
+        values = column_or_1d(domains)
+        if len(values) != rows:
+            raise InputError(f"there are {len(values)} domains for {rows} rows: give one for each row.")
+        if any(value is None or value != value for value in values.tolist()):
+            raise InputError("some rows have no domain (NaN or None): name one for each row.")
+        self.domains_, codes = np.unique(values, return_inverse=True)
+        return self.domains_, codes
+
+    def _dataset(self, X: Any, labels: np.ndarray, domains: np.ndarray, codes: np.ndarray) -> Dataset:
+        if isinstance(X, list):
+            root = Path(os.path.commonpath([path.parent for path in X]))
+            texts = [str(n) for n in labels], [str(n) for n in codes]
+            data = dataset_of_files("X", root, X, *texts, skip_bad=False, progress=bool(self.verbose))
+        else:
+            data = from_arrays({"x": X, "y": labels, "domain": codes}, name="X", where="X")
+        return dataclasses.replace(
+            data,
+            classes=tuple(str(value) for value in self.classes_),
+            domains=tuple(str(value) for value in domains),
+            y=labels.astype(np.int64),
+            domain=codes.astype(np.int64),
+        )
+
+    def _preset(self, dataset: Dataset) -> presets.Preset:
+        small = isinstance(dataset.content, Arrays) or self.freeze_backbone
+        return presets.get("arrays" if small else "default")
+
+    def _task(self, dataset: Dataset, splits: Splits, seed: int) -> Task:
+        preset = self._preset(dataset)
+        return make_task(
+            dataset,
+            splits,
+            preset,
+            backbone=self.backbone,
+            weights=self.weights,
+            freeze_backbone=bool(self.freeze_backbone),
+            freeze_batch_norm=preset.freeze_batch_norm,
+            image_size=self.image_size,
+            device=torch.device(resolve_device(str(self.device))),
+            seed=seed,
+            progress=bool(self.verbose),
+        )
+
+    def _config(self, entry: Entry, dataset: Dataset, task: Task, options: dict[str, Any], seed: int) -> RunConfig:
+        if not isinstance(self.steps, (int, np.integer)) or self.steps < 1:
+            raise InputError(f"steps is {self.steps!r}, but a whole number of at least 1 is expected.")
+        preset = self._preset(dataset)
+        return RunConfig(
+            data=dataset.name,
+            algorithm=entry.name,
+            test_domains=(),
+            protocol="lodo",
+            preset=preset.name,
+            steps=int(self.steps),
+            evaluate_every=math.ceil(int(self.steps) / EVALUATIONS),
+            seed=seed,
+            backbone=self.backbone,
+            weights=None if self.weights is None else str(self.weights),
+            freeze_backbone=bool(self.freeze_backbone),
+            freeze_batch_norm=preset.freeze_batch_norm,
+            image_size=None if task.augmentation is None else task.augmentation.size,
+            average=self.average or entry.traits.averages,
+            hparams=dataclasses.asdict(hparams_of(entry, preset.name, options)),
+            data_fingerprint=dataset.fingerprint,
+            weights_fingerprint=task.backbone.weights,
+            spec=task.spec,
+            device=task.inputs.device.type,
+            precision=check_precision(str(self.precision)),
+            threads=torch.get_num_threads(),
+            stage_one=entry.traits.stage_one,
+            versions=versions(),
+        )
+
+    # --- predicting ----------------------------------------------------------------------------------------------
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Calibrated logits (n, C); with two classes the second's minus the first's, (n,)."""
+        logits = self._logits(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Calibrated probabilities (n, C), in the order of ``classes_``."""
+        return softmax(self._logits(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each row."""
+        best = self._logits(X).argmax(1)
+        return self.classes_[best]
+
+    def transform(self, X: Any) -> np.ndarray:
+        """What the last layer reads of each row: features (n, h)."""
+        model = self._fitted()
+        return np.concatenate([model.features(x).cpu().numpy() for x in self._inputs(X)])
+
+    def _logits(self, X: Any) -> np.ndarray:
+        model = self._fitted()
+        logits = np.concatenate([model.logits(x).double().cpu().numpy() for x in self._inputs(X)])
+        return logits / self.temperature_
+
+    def _fitted(self) -> TrainedModel:
+        check_is_fitted(self, "model_")
+        return self.model_
+
+    def _inputs(self, X: Any) -> Iterator[Tensor]:
+        """Network inputs, a batch at a time."""
+        model, X = self.model_, self._checked(X)
+        if isinstance(X, list) or X.ndim == 4:
+            if model.augmentation is None:
+                shape = model.config.spec.input_shape
+                raise InputError(f"X holds images, but the classifier was fitted on samples of shape {shape}.")
+            for images in _files(X, model) if isinstance(X, list) else _images(X, model):
+                yield model.augmentation.evaluate(images.to(model.device))
+            return
+        if model.augmentation is not None:
+            raise InputError(f"X has shape {X.shape}, but the classifier was fitted on images.")
+        if X.shape[1:] != model.config.spec.input_shape:
+            expected = model.config.spec.input_shape
+            raise InputError(f"X has samples of shape {X.shape[1:]}, but the classifier was fitted on {expected}.")
+        like = next(model.algorithm.head.parameters())
+        for start in range(0, len(X), BATCH):
+            yield torch.from_numpy(np.ascontiguousarray(X[start : start + BATCH], dtype=np.float32)).to(like)
+
+    def _checked(self, X: Any, y: Any = None, *, fitting: bool = False) -> Any:
+        """X as a list of paths or an array and, in fit, y (n,); by scikit-learn's own checks where they apply."""
+        paths = _as_paths(X)
+        if paths is None and getattr(X, "ndim", 2) != 4:
+            options: dict[str, Any] = {"dtype": [np.float64, np.float32], "allow_nd": True}
+            if fitting:
+                return validate_data(self, X, y, **options)
+            return validate_data(self, X, reset=False, **options)
+        if paths is not None:
+            X = paths
+        else:
+            X = np.asarray(X)
+            from_arrays(
+                {"x": X[:1], "y": np.zeros(1, int), "domain": np.zeros(1, int)}, where="X"
+            )  # the kind of images
+        if not fitting:
+            return X
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(X, y)
+        return X, y
+
+
+class LeaveOneDomainOut(BaseCrossValidator):
+    """Each domain in turn is the test part: how a model does on the next domain is what its scores say.
+
+    >>> domains = ["a", "b", "a", "c"]
+    >>> [test.tolist() for _, test in LeaveOneDomainOut().split(domains, domains=domains)]
+    [[0, 2], [1], [3]]
+    """
+
+    __metadata_request__split = {"domains": True, "groups": True}  # noqa: RUF012  (as above)
+
+    def split(self, X: Any, y: Any = None, domains: Any = None, groups: Any = None) -> Iterator[Any]:
+        """Pairs of row numbers (train, test). domains: (n,); ``groups`` is another name for it."""
+        values = _domain_of_rows(domains, groups)
+        check_consistent_length(X, y, values)
+        for value in self._several(values):
+            yield np.flatnonzero(values != value), np.flatnonzero(values == value)
+
+    def get_n_splits(self, X: Any = None, y: Any = None, domains: Any = None, groups: Any = None) -> int:
+        """As many as there are domains."""
+        return len(self._several(_domain_of_rows(domains, groups)))
+
+    @staticmethod
+    def _several(values: np.ndarray) -> np.ndarray:
+        found = np.unique(values)
+        if len(found) < 2:
+            raise InputError(f"all rows are of one domain ('{found[0]}'), but to leave one out takes at least two.")
+        return found
+
+
+class DomainStratifiedShuffleSplit(BaseCrossValidator):
+    """Random splits in which every (domain, class) pair has the same share of test rows, and keeps a row to train on.
+
+    For domains that are known when the model is used; for new ones see ``LeaveOneDomainOut``.
+
+    >>> y, domains = [0, 0, 1, 1] * 5, ["a", "b"] * 10
+    >>> splits = DomainStratifiedShuffleSplit(2, test_size=0.4).split(y, y, domains=domains)
+    >>> [sorted((domains[i], y[i]) for i in test) for _, test in splits][0]
+    [('a', 0), ('a', 0), ('a', 1), ('a', 1), ('b', 0), ('b', 0), ('b', 1), ('b', 1)]
+    """
+
+    __metadata_request__split = {"domains": True, "groups": True}  # noqa: RUF012  (as above)
+
+    def __init__(self, n_splits: int = 10, *, test_size: float = 0.2, random_state: Any = 0) -> None:
+        self.n_splits = n_splits
+        self.test_size = test_size
+        self.random_state = random_state
+
+    def split(self, X: Any, y: Any = None, domains: Any = None, groups: Any = None) -> Iterator[Any]:
+        """Pairs of row numbers (train, test), both shuffled. domains: (n,); ``groups`` is another name for it."""
+        if y is None:
+            raise InputError("y is missing: the classes of the rows are needed to stratify by them.")
+        if not 0 < self.test_size < 1:
+            raise InputError(f"test_size is {self.test_size}, but a share between 0 and 1 is expected.")
+        values, labels = _domain_of_rows(domains, groups), column_or_1d(y)
+        check_consistent_length(X, labels, values)
+        domain = np.unique(values, return_inverse=True)[1]
+        pair = domain * (len(labels) + 1) + np.unique(labels, return_inverse=True)[1]
+        members = [np.flatnonzero(pair == value) for value in np.unique(pair)]
+        sizes = [min(len(rows) - 1, int(self.test_size * len(rows) + 0.5)) for rows in members]
+        if not any(sizes):
+            raise InputError(
+                f"no (domain, class) pair has rows enough for a test part of {self.test_size:g}: add rows."
+            )
+        random = check_random_state(self.random_state)
+        for _ in range(self.n_splits):
+            chosen = [random.permutation(rows)[:size] for rows, size in zip(members, sizes, strict=True)]
+            test = np.concatenate(chosen)
+            train = np.setdiff1d(np.arange(len(labels)), test)
+            yield random.permutation(train), random.permutation(test)
+
+    def get_n_splits(self, X: Any = None, y: Any = None, domains: Any = None, groups: Any = None) -> int:
+        """``n_splits``."""
+        return self.n_splits
+
+
+def _domain_of_rows(domains: Any, groups: Any) -> np.ndarray:
+    if (domains is None) == (groups is None):
+        raise InputError("each row's domain is needed once: give domains (or, by scikit-learn's name, groups).")
+    return column_or_1d(domains if domains is not None else groups)
+
+
+def _divided(dataset: Dataset, share: float, seed: int) -> Splits:
+    """Every domain's rows to train on and to validate by; where there are too few to divide, all rows do both."""
+    if not isinstance(share, (int, float)) or not 0 <= share < 1:
+        raise InputError(f"validation_fraction is {share!r}, but a share from 0 to below 1 is expected.")
+    part = mdlt_rule(dataset.y, dataset.domain, seed, (0, len(dataset)), share)
+    rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
+    train = {name: rows[part[rows] == "train"] for name, rows in rows_of.items()}
+    val = {name: rows[part[rows] == "val"] for name, rows in rows_of.items() if (part[rows] == "val").any()}
+    return Splits(train, val or train, {})
+
+
+def _as_paths(X: Any) -> list[Path] | None:
+    """X as absolute paths, if it is a list (or a column) of them."""
+    values = X.tolist() if hasattr(X, "tolist") and getattr(X, "ndim", 0) == 1 else X
+    if isinstance(values, (list, tuple)) and values and all(isinstance(item, (str, os.PathLike)) for item in values):
+        return [Path(os.path.abspath(item)) for item in values]
+    return None
+
+
+def _files(paths: list[Path], model: TrainedModel) -> Iterator[Tensor]:
+    assert model.augmentation is not None
+    for batch in decoded_batches(paths, storage_size(model.augmentation.size, None), BATCH):
+        for path, why in batch.skipped:
+            raise InputError(f"'{path}' is not a whole image: {why}; leave it out.")
+        yield torch.from_numpy(batch.images)
+
+
+def _images(X: np.ndarray, model: TrainedModel) -> Iterator[Tensor]:
+    assert model.augmentation is not None
+    for start in range(0, len(X), BATCH):
+        some = X[start : start + BATCH]
+        none = np.zeros(len(some), int)
+        data = from_arrays({"x": some, "y": none, "domain": none}, where="X")
+        assert not isinstance(data.content, (Arrays, Images))
+        size = storage_size(model.augmentation.size, data.content.native_size)
+        yield open_images(data, size).take(np.arange(len(some)))
+
+
+@functools.cache  # a search fits hundreds of times
+def _say_once(text: str) -> None:
+    warnings.warn(text, stacklevel=4)  # where fit was called
+
+
+def _all_hyperparameters() -> set[str]:
+    kinds = (registry.get(name).algorithm.Hparams for name in registry.names(parts=True))
+    return {name for kind in kinds for name in spaces.fields_of(kind)}
