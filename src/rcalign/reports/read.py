@@ -255,7 +255,8 @@ def _read_run(folder: Path, name: str) -> tuple[Run, list[str]]:
         records = tuple(Record(**row) for row in rows)
     except TypeError as error:
         raise InputError(
-            f"'{files.records_file}' was written by another version ({error}): report with that one."
+            f"'{files.records_file}' has rows of another version of rcalign ({error}): report with the version that "
+            "wrote it."
         ) from None
     result, problem = _result(files, config, records)
     seconds = None

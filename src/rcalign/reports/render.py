@@ -8,14 +8,14 @@ from pathlib import Path
 from rcalign.errors import InputError, unknown
 from rcalign.files import write_whole
 from rcalign.reports import exports, text
-from rcalign.reports.html import page
+from rcalign.reports.html import make_page
 from rcalign.reports.report import Report
 
 TEXTS: dict[str, Callable[[Report], str]] = {
     "markdown": text.markdown,
     "latex": text.latex,
     "csv": text.comma_separated,
-    "html": page,
+    "html": make_page,
 }
 FORMATS = ("terminal", *TEXTS, *exports.EXPORTS)
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "html", ".htm": "html"}

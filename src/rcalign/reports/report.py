@@ -38,7 +38,7 @@ class Report:
         """What a reader of the figures should know about the runs."""
         lost = missing_lines(run for run in self.sweep.runs if run.lost is not None)
         notes = (*self.sweep.notes, *(f"cannot be chosen: {line}." for line in lost))
-        further = len([run for run in self.sweep.missing if run not in set(self.missing)])
+        further = len(set(self.sweep.missing) - set(self.missing))
         if further:
             notes = (*notes, f"{further} incomplete runs more are not needed by this selection rule.")
         return notes

@@ -1,5 +1,5 @@
 """One self-contained page: no request leaves it, whatever the names in the data are."""
 
-from rcalign.reports.html.page import page
+from rcalign.reports.html.page import make_page
 
-__all__ = ["page"]
+__all__ = ["make_page"]

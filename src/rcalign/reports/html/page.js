@@ -371,7 +371,7 @@ function drawHyperparameters() {
   const root = $("hp-chart"), algorithm = $("hp-algorithm").value, column = $("hp-column").value, which = $("hp-y").value;
   clear(root);
   const names = DATA.hparams[algorithm] || [];
-  const runs = runsOf().filter((run) => run.algorithm === algorithm && run.hparams && run[which] !== null && (column === "" || run.heldOut === column));
+  const runs = runsOf().filter((run) => run.algorithm === algorithm && run.hparams && run[which] !== null && (column === "" ? table().protocol === "mdlt" || table().tested.includes(run.heldOut) : run.heldOut === column));
   const centred = column === "" && new Set(runs.map((run) => run.heldOut)).size > 1;
   const level = new Map();
   for (const run of runs) level.set(run.heldOut, [...(level.get(run.heldOut) || []), run[which]]);
@@ -468,7 +468,8 @@ function drawClasses() {
     drawing.append(svg("text", { x: 0, y: y + 4, class: "ink", text: name }));
     drawing.append(svg("text", { x: box.left - 8, y: y + 4, "text-anchor": "end", text: number(Math.round(row.count)) }));
     const centre = mean(row.values.map((cell) => cell.value));
-    drawing.append(svg("line", { x1: x(Math.min(...row.values.map((c) => c.value))), x2: x(Math.max(...row.values.map((c) => c.value))), y1: y, y2: y, stroke: "var(--accent)", "stroke-opacity": 0.25, "stroke-width": 3, "stroke-linecap": "round" }));
+    const from = domains.length > 1 ? Math.min(...row.values.map((c) => c.value)) : 0;
+    drawing.append(svg("line", { x1: x(from), x2: x(Math.max(...row.values.map((c) => c.value))), y1: y, y2: y, stroke: "var(--accent)", "stroke-opacity": 0.25, "stroke-width": 3, "stroke-linecap": "round" }));
     for (const cell of row.values) {
       const node = svg("circle", { class: "mark", cx: x(cell.value), cy: y, r: 4, fill: "var(--accent)", "fill-opacity": domains.length > 1 ? 0.45 : 1 });
       drawing.append(node);
@@ -498,23 +499,24 @@ function drawConfusion() {
   }
   const { drawing, width, size } = figure(root, "", "Confusion matrix");
   const longest = Math.max(...classes.map((k) => confusion.classes[k].length));
-  const label = Math.min(width * 0.32, 12 + 6.4 * longest), fits = Math.floor(label / 6.4);
+  const label = Math.min(width * 0.29, 12 + 6.4 * longest), fits = Math.floor(label / 6.4);
   const cut = (name) => (name.length > fits ? `${name.slice(0, fits - 1)}…` : name);
-  const cell = Math.max(8, Math.min(44, (width - label - 8) / classes.length));
-  const top = Math.min(130, 14 + 5 * Math.min(longest, fits));
-  size(top + cell * classes.length + 26);
+  const overhang = 6 + 2.8 * Math.min(longest, fits); // of the slanted names
+  const cell = Math.max(8, Math.min(44, (width - label - overhang) / (classes.length - 0.5)));
+  const top = Math.min(130, 14 + 5.8 * Math.min(longest, fits));
+  size(top + cell * classes.length + 8);
   const marks = [];
   classes.forEach((truth, row) => {
     if (cell >= 10) {
       drawing.append(svg("text", { x: label - 6, y: top + cell * (row + 0.5) + 4, "text-anchor": "end", class: "ink", text: cut(confusion.classes[truth]) }));
-      drawing.append(svg("text", { transform: `translate(${label + cell * (row + 0.5) + 3} ${top - 6}) rotate(-50)`, class: "ink", text: cut(confusion.classes[truth]) }));
+      drawing.append(svg("text", { transform: `translate(${label + cell * (row + 0.5) + 3} ${top - 6}) rotate(-64)`, class: "ink", text: cut(confusion.classes[truth]) }));
     }
     classes.forEach((predicted, column) => {
       const count = matrix[truth][predicted], share = totals[truth] ? count / totals[truth] : 0;
       const tone = truth === predicted ? "var(--accent)" : "var(--c1)";
       const node = svg("rect", { class: "mark", x: label + cell * column + 0.5, y: top + cell * row + 0.5, width: cell - 1, height: cell - 1, rx: 2, fill: count ? tone : "var(--soft)", "fill-opacity": count ? 0.12 + 0.88 * share : 1 });
       drawing.append(node);
-      if (cell >= 24 && share >= 0.005) {
+      if (cell >= 21 && share >= 0.005) {
         const strong = share > 0.55;
         const text = svg("text", { x: label + cell * (column + 0.5), y: top + cell * (row + 0.5) + 4, "text-anchor": "middle", class: "on", "pointer-events": "none", text: Math.round(100 * share) });
         text.setAttribute("style", `fill:${strong ? "var(--card)" : "var(--ink)"}`);
@@ -523,11 +525,10 @@ function drawConfusion() {
       marks.push({ node, text: `${confusion.classes[truth]} taken for ${confusion.classes[predicted]}: ${count} of ${totals[truth]} (${one(100 * share)} %)` });
     });
   });
-  drawing.append(svg("text", { x: label, y: top + cell * classes.length + 18, text: "rows: true class, columns: predicted; per cent of the true class" }));
   interactive(drawing, marks);
   listConfusions(confusion, matrix, totals);
   const left = confusion.classes.length - classes.length;
-  $("confusion-note").textContent = `Checkpoint of step ${confusion.step.toLocaleString("en")}, the run's own choice.` + (left ? ` The ${classes.length} classes with most errors; ${left} others are not shown.` : "");
+  $("confusion-note").textContent = `Rows: true class; columns: predicted; numbers: per cent of the true class. Checkpoint of step ${confusion.step.toLocaleString("en")}, the run's own choice.` + (left ? ` The ${classes.length} classes with most errors; ${left} others are not shown.` : "");
 }
 
 function listConfusions(confusion, matrix, totals) {
@@ -574,7 +575,7 @@ function drawChosen() {
   if (own.length === 0) { empty(root, "Nothing is chosen yet: runs are missing."); return; }
   for (const choice of own) {
     const run = DATA.runs[choice.run];
-    const held = choice.column ? `${choice.column} held out, ` : "";
+    const title = choice.column ? `${choice.column} held out, trial ${choice.trial}` : `trial ${choice.trial}`;
     const tests = Object.entries(choice.test).map(([name, value]) => `${name} ${one(100 * value)}`).join(", ");
     const json = JSON.stringify(choice.hparams, null, 2);
     const buttons = html("div", { class: "controls" });
@@ -586,8 +587,8 @@ function drawChosen() {
     add("Copy hyperparameters", json, "Hyperparameters");
     if (choice.command) add("Copy command", choice.command, "Command");
     root.append(html("div", { class: "choice" },
-      html("h3", { text: `${held}trial ${choice.trial}: draw ${run.draw}, step ${choice.step.toLocaleString("en")}` }),
-      html("p", { class: "muted", text: `chosen by ${one(100 * choice.score)} %, tested: ${tests}; run ${run.name}` }),
+      html("h3", { text: title }),
+      html("p", { class: "muted", text: `draw ${run.draw}, step ${choice.step.toLocaleString("en")}, chosen by ${one(100 * choice.score)} %. Tested: ${tests}. Run ${run.name}` }),
       html("pre", { text: Object.entries(choice.hparams).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join("\n") || "no hyperparameters recorded" }),
       buttons));
   }
@@ -650,7 +651,8 @@ function start() {
     clearTimeout(timer);
     timer = setTimeout(drawAll, 120);
   });
-  addEventListener("scroll", () => tip(""), { passive: true });
+  const reading = () => document.activeElement?.tagName === "svg"; // by keyboard, which itself scrolls
+  addEventListener("scroll", () => reading() || tip(""), { passive: true });
   const links = new Map([...document.querySelectorAll(".bar a")].map((link) => [link.hash.slice(1), link]));
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) links.get(entry.target.id)?.classList.toggle("here", entry.isIntersecting);

@@ -16,7 +16,7 @@ from rcalign.reports.report import Report
 from rcalign.reports.tables import averages_table, cell_of, published_figure, published_notes, signed
 
 
-def page(report: Report) -> str:
+def make_page(report: Report) -> str:
     """The whole page as text."""
     files = resources.files("rcalign.reports.html")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)

@@ -36,12 +36,13 @@ def page_data(report: Report) -> dict[str, Any]:
     number = {id(run): k for k, run in enumerate(runs)}
     chosen = [number[id(choice.run)] for table in report.results for choice in table.choices.values()]
     first = list(dict.fromkeys([*chosen, *range(len(runs))]))
+    taken = set(chosen)
     curves, left_out = _within(CURVES_BUDGET, ((k, _curve(runs[k])) for k in first))
     confusions, _ = _within(CONFUSIONS_BUDGET, ((k, _confusion(runs[k])) for k in dict.fromkeys(chosen)))
     names = {name: _searched(runs, name) for name in dict.fromkeys(run.algorithm for run in runs)}
     return {
         "tables": [_table(table, report, number) for table in report.results],
-        "runs": [_run(run, k in set(chosen), names[run.algorithm]) for k, run in enumerate(runs)],
+        "runs": [_run(run, k in taken, names[run.algorithm]) for k, run in enumerate(runs)],
         "hparams": names,
         "curves": curves,
         "curvesLeftOut": left_out,
