@@ -1,0 +1,104 @@
+"""Sweeps: runs per minute with two workers against one, the cost over a bare loop, the time to plan 10,000 runs.
+
+Runs are ERM on frozen features of emoji, each long enough to take some seconds on one core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+from bench.timing import Row, row
+from rcalign.sweeps.plan import Sweep, expand
+from rcalign.sweeps.plan_file import parse
+
+RUNS = 40
+STEPS = 200
+LOOP = """
+import dataclasses, json, sys, torch
+from rcalign import api
+from rcalign.data import source
+from rcalign.sweeps.plan import train_arguments
+torch.set_num_threads(1)
+entries, out = json.load(open(sys.argv[1])), sys.argv[2]
+data = source.load(entries[0]["data"])  # once, as a worker does
+for entry in entries:
+    api.train(data, **train_arguments(entry), device="cpu", out=f"{out}/{entry['id']}")
+"""
+SWEEP = "import sys; from rcalign import api; print(api.sweep(sys.argv[1], out=sys.argv[2], workers=int(sys.argv[3])))"
+
+
+def measure(runs: int = RUNS, steps: int = STEPS) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        _sweep(_plan(1, steps), Path(folder, "warm"), 1)  # features of the frozen backbone, once
+        loop = _loop(_plan(runs, steps), Path(folder))
+        one = _sweep(_plan(runs, steps), Path(folder, "one"), 1)
+        _sweep(_plan(runs, steps), Path(folder, "two"), 2)
+        gain = _rate(Path(folder, "two"), 2) / _rate(Path(folder, "one"), 1)
+    return [
+        row("sweep: runs per minute, two workers / one", gain, ">= 1.8"),
+        row(f"sweep: {runs} runs, one worker / a bare loop, start included", one / loop, "<= 1.1"),
+        row("sweep: seconds to plan 10,000 runs", _planning(), "<= 2"),
+    ]
+
+
+def _plan(runs: int, steps: int) -> str:
+    return (
+        f'data = "emoji"\nalgorithms = "ERM"\npreset = "arrays"\nfreeze_backbone = true\ntest_domains = ["windows"]\n'
+        f"draws = {runs}\nsteps = {steps}\nevaluate_every = 50\nhparams.batch_size = 64\n"
+        '[domains]\nemoji = ["windows", "apple"]\n'
+    )
+
+
+def _sweep(plan: str, out: Path, workers: int) -> float:
+    """Seconds of a sweep, from the start of its process to the end."""
+    file = out.with_suffix(".toml")
+    file.write_text(plan)
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", SWEEP, file, out, str(workers)], check=True, capture_output=True)
+    return time.perf_counter() - begun
+
+
+def _loop(plan: str, folder: Path) -> float:
+    """Seconds of the same runs one after another, in one process that loads its data once."""
+    sweep = parse(tomllib.loads(plan))
+    (folder / "entries.json").write_text(json.dumps([sweep.entry(run) for run in expand(sweep)]))
+    begun = time.perf_counter()
+    command = [sys.executable, "-c", LOOP, folder / "entries.json", folder / "loop"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return time.perf_counter() - begun
+
+
+def _rate(folder: Path, workers: int) -> float:
+    """Runs per second from the moment when every worker has finished its first."""
+    ends = sorted(file.stat().st_mtime for file in folder.glob("runs/*/result.json"))
+    return (len(ends) - workers) / (ends[-1] - ends[workers - 1])
+
+
+def _planning() -> float:
+    sweep = _ten_thousand()
+    begun = time.perf_counter()
+    assert len(expand(sweep)) == 10_080
+    return time.perf_counter() - begun
+
+
+def _ten_thousand() -> Sweep:
+    """DomainBed's protocol on three sets of four domains."""
+    data = ["VLCS", "PACS", "OfficeHome"]
+    algorithms = ["ERM", "IRM", "GroupDRO", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN", "MTL", "SagNet", "ARM"]
+    return parse(
+        {
+            "data": data,
+            "algorithms": [*algorithms, "VREx", "RSC"],
+            "preset": "domainbed",
+            "draws": 20,
+            "seeds": 3,
+            "domains": {name: ["a", "b", "c", "d"] for name in data},
+        }
+    )
