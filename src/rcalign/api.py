@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
-import io
 import json
 import re
 import sys
@@ -16,27 +14,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import Progress
 
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import presets, registry, spaces
 from rcalign.data import source
-from rcalign.data.batches import evaluation_batches
-from rcalign.data.cache import decode, open_images
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.sources import arrays
 from rcalign.data.splits import PROTOCOLS
 from rcalign.data.splits import split as make_splits
 from rcalign.devices import check_precision, resolve_device
+from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
+from rcalign.diagnosis import diagnose as diagnose_arrays
 from rcalign.errors import InputError, unknown
-from rcalign.evaluation.evaluate import BATCH, Part, summary
-from rcalign.files import write_whole
+from rcalign.evaluation.evaluate import Part, summary
+from rcalign.predictions import Predictions, write_csv
 from rcalign.presets import Preset
 from rcalign.records import RunConfig, RunFolder, versions
 from rcalign.training.run import complete, hparams_of
-from rcalign.training.task import make_task, storage_size
+from rcalign.training.task import make_task
+from rcalign.training.tracking import read_tracking
 from rcalign.training.trained import TrainedModel, load_trained
-
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm"}
 
 
 def train(
@@ -61,12 +60,14 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     skip_bad: bool = False,
+    track_bound: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Trains one model and returns its result (also written to ``result.json`` in the run folder ``out``).
 
     data: a folder domain/class/image, a CSV manifest, an .npz, or a name such as "emoji". test_domains: held out under
     protocol "lodo"; under "mdlt" all domains train and are tested. hparams: the algorithm's own, by field name.
+    track_bound: every so many steps, measure the held-out domains' alignment loss and the gap to them.
 
     >>> import tempfile
     >>> rng = np.random.default_rng(0)
@@ -130,6 +131,8 @@ def train(
         device=target.type,
         precision=precision,
         threads=torch.get_num_threads(),
+        stored_size=task.stored_size,
+        track_bound=None if track_bound is None else _positive("track_bound", track_bound),
         stage_one=entry.traits.stage_one,
         versions=versions(),
     )
@@ -157,39 +160,42 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
         rows_of = make_splits(dataset, config.protocol, config.test_domains, config.seed).test
     else:
         rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
-    extra = [name for name in dataset.classes if name not in config.spec.classes]
-    if extra:
-        raise InputError(
-            f"the data have a class the model does not know, '{extra[0]}' (it knows {', '.join(config.spec.classes)}): "
-            "leave that class out."
-        )
-    position = np.array([config.spec.classes.index(name) for name in dataset.classes])
+    position = _class_positions(model, dataset)
     parts = []
     for name, rows in rows_of.items():
-        logits = [model.logits(x).float().cpu().numpy() for x in _inputs(model, dataset, rows)]
+        logits = [model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)]
         parts.append(Part(name, "test", np.concatenate(logits), position[dataset.y[rows]]))
     figures = summary(parts, list(config.spec.domains), config.spec.count_matrix.numpy())
     return {"algorithm": config.algorithm, "data": str(data) if data is not None else config.data, **figures}
 
 
 def predict(
-    run: str | Path, paths: Sequence[str | Path], *, out: str | Path | None = None, device: str = "auto"
-) -> list[dict[str, Any]]:
-    """Class and probabilities for image files, folders of them, or an .npz with ``x``; ``out`` writes them as CSV."""
-    model = load_trained(run, torch.device(resolve_device(device)))
-    classes = model.config.spec.classes
-    table: list[dict[str, Any]] = []
-    for names, x in _unlabelled(model, paths):
-        for name, p in zip(names, torch.softmax(model.logits(x).float(), 1).cpu().numpy(), strict=True):
-            chances = {c: round(float(value), 6) for c, value in zip(classes, p, strict=True)}
-            table.append({"path": name, "predicted": classes[int(p.argmax())], **chances})
-    if out is not None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, ["path", "predicted", *classes])
-        writer.writeheader()
-        writer.writerows(table)
-        write_whole(out, text.getvalue().encode())
-    return table
+    run: str | Path,
+    paths: Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    threshold: float | None = None,
+    device: str = "auto",
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Class and calibrated probabilities for image files, folders of them, or an .npz with ``x``.
+
+    The result: ``rows``, a dict for each image in the order of the files; ``skipped``, (path, why) of files that are no
+    images; ``count``, the number of rows. With ``out`` the rows go to that CSV file as they are made, and ``rows`` is
+    empty, so that any number of files needs the same memory. threshold: below this probability the class is "unknown".
+    """
+    predictions = Predictions(load_trained(run, torch.device(resolve_device(device))), paths, threshold=threshold)
+    with Progress(console=Console(stderr=True), disable=not progress) as bar:
+        task = bar.add_task("Predicting", total=predictions.total)
+
+        def shown() -> Iterator[dict[str, Any]]:
+            for row in predictions:
+                bar.update(task, completed=predictions.seen)
+                yield row
+
+        rows = list(shown()) if out is None else []
+        count = len(rows) if out is None else write_csv(out, predictions.columns, shown())
+    return {"rows": rows, "count": count, "skipped": predictions.skipped, "out": None if out is None else str(out)}
 
 
 def data_info(data: str | Path | Dataset) -> dict[str, Any]:
@@ -314,6 +320,127 @@ def report(
     return render(make_report(folder, select, compare, baseline), wanted, out, width, colour)
 
 
+def diagnose(
+    subject: str | Path,
+    data: str | Path | Dataset | None = None,
+    *,
+    target: str | Path | None = None,
+    device: str = "auto",
+) -> Diagnosis:
+    """Why a model fails, or will fail, on a domain: the paper's bound with every term measured.
+
+    subject: a run folder, or an .npz of features (see docs/diagnosis.md). Of a run, the validation parts of its source
+    domains and the test parts of the others are looked at, or all rows of other data. target: the name of a domain, or
+    an .npz (features, or for a run its inputs ``x``) without labels; of a run, its first held-out domain by default.
+    """
+    if Path(subject).suffix == ".npz":
+        found = load_features(subject)
+        if _is_file(target):
+            other = load_features(target)  # type: ignore[arg-type]
+            more = {"target_features": other.features, "target_labels": other.labels, "target_logits": other.logits}
+            return diagnose_arrays(**_given(found), **more, target=Path(target).stem)  # type: ignore[arg-type]
+        return diagnose_arrays(**_given(found), target=None if target is None else str(target))
+    model = load_trained(subject, torch.device(resolve_device(device)))
+    features, logits, labels, domains, names = _looked_at(model, data)
+    options: dict[str, Any] = {"target": None if target is None else str(target)}
+    if _is_file(target):
+        unlabelled = arrays.unlabelled(Path(target))  # type: ignore[arg-type]
+        pairs = [_outputs(model, x) for x in _inputs(model, unlabelled, np.arange(len(unlabelled)))]
+        options = {
+            "target": Path(target).stem,  # type: ignore[arg-type]
+            "target_features": np.concatenate([z for z, _ in pairs]),
+            "target_logits": np.concatenate([s for _, s in pairs]),
+        }
+    elif target is None:
+        options["target"] = next((name for name in model.config.test_domains if name in names), None)
+    head = model.algorithm.head
+    if isinstance(head, torch.nn.Linear) and head.in_features == features.shape[1]:
+        weight, bias = head.weight.detach().cpu().double().numpy(), head.bias.detach().cpu().double().numpy()
+        if np.allclose(features @ weight.T + bias, logits, atol=1e-3):  # else the head reads something more
+            options |= {"head_weight": weight, "head_bias": bias}
+    found_rows = RunFolder(subject).path / "tracking.jsonl"
+    told = diagnose_arrays(
+        features,
+        labels,
+        domains,
+        logits=None if "head_weight" in options and "target_logits" not in options else logits,
+        class_names=model.config.spec.classes,
+        domain_names=names,
+        source_priors=model.config.spec.count_matrix.sum(0).numpy() / model.config.spec.count_matrix.sum().item(),
+        temperature=float(model.config.hparams.get("temperature", 1.0)),
+        **options,
+    )
+    return told if not found_rows.exists() else _with_tracking(told, read_tracking(found_rows))
+
+
+def _with_tracking(told: Diagnosis, rows: Sequence[Mapping[str, Any]]) -> Diagnosis:
+    """The diagnosis with what the run recorded along training."""
+    if not rows:
+        return told
+    followed = tracking([r["step"] for r in rows], [r["alignment"] for r in rows], [r["gap"] for r in rows])
+    first = {row["step"]: row for row in rows if "before" in row}  # one inner step, however many targets
+    inner = None
+    if first:
+        inner = contraction(
+            list(first),
+            [row["before"] for row in first.values()],
+            [row["after"] for row in first.values()],
+            alignment_after=[row["alignment_after"] for row in first.values()],
+            alignment_weight=next(iter(first.values()))["weight"],
+        )
+    return dataclasses.replace(told, tracking=followed, contraction=inner)
+
+
+def _looked_at(
+    model: TrainedModel, data: str | Path | Dataset | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Features, logits, labels, domain positions and domain names of rows that the model was not trained on."""
+    config = model.config
+    dataset = data if isinstance(data, Dataset) else source.load(data if data is not None else config.data)
+    if data is None:
+        splits = make_splits(dataset, config.protocol, config.test_domains, config.seed)
+        rows_of = {**splits.val, **splits.test} if config.protocol == "lodo" else dict(splits.test)
+        rows_of = {name: rows_of[name] for name in dataset.domains if name in rows_of}
+    else:
+        rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
+    position = _class_positions(model, dataset)
+    pieces: list[tuple[np.ndarray, np.ndarray]] = []
+    for rows in rows_of.values():
+        pieces += [_outputs(model, x) for x in _inputs(model, dataset, rows)]
+    labels = np.concatenate([position[dataset.y[rows]] for rows in rows_of.values()])
+    domains = np.concatenate([np.full(len(rows), k) for k, rows in enumerate(rows_of.values())])
+    features, logits = (np.concatenate([pair[k] for pair in pieces]) for k in (0, 1))
+    return features, logits, labels, domains, list(rows_of)
+
+
+def _outputs(model: TrainedModel, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    return model.features(x).double().cpu().numpy(), model.logits(x).double().cpu().numpy()
+
+
+def _is_file(target: str | Path | None) -> bool:
+    return target is not None and Path(target).suffix == ".npz"
+
+
+def _given(found: FeatureSet) -> dict[str, Any]:
+    """The arrays that a file has, by the names of the diagnosis' arguments."""
+    for name in ("labels", "domains"):
+        if getattr(found, name) is None:
+            raise InputError(f"the features have no array '{name}': save it beside 'features', one value a sample.")
+    return {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+
+
+def _class_positions(model: TrainedModel, dataset: Dataset) -> np.ndarray:
+    """The model's position of each class of a data set."""
+    known = model.config.spec.classes
+    extra = [name for name in dataset.classes if name not in known]
+    if extra:
+        raise InputError(
+            f"the data have a class the model does not know, '{extra[0]}' (it knows {', '.join(known)}): leave that "
+            "class out."
+        )
+    return np.array([known.index(name) for name in dataset.classes])
+
+
 def default_folder(config: RunConfig) -> Path:
     """runs/DATA-ALGORITHM-HELDOUT-seedS."""
     words = [Path(config.data).stem, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
@@ -350,47 +477,3 @@ def _needs(entry: registry.Entry) -> str:
     needs += ["test batches"] if traits.batch_dependent else []
     return ", ".join(needs) or "–"
 
-
-def _inputs(model: TrainedModel, dataset: Dataset, rows: np.ndarray) -> Any:
-    """Batches of network inputs of a data set, as the model wants them."""
-    images = not isinstance(dataset.content, Arrays)
-    if images != (model.augmentation is not None):
-        wanted = "images" if model.augmentation is not None else "arrays"
-        raise InputError(f"the model was trained on {wanted}, but the data are not: give data of the same kind.")
-    if not images:
-        shape = tuple(dataset.content.x.shape[1:])  # type: ignore[union-attr]
-        if shape != model.config.spec.input_shape:
-            expected = model.config.spec.input_shape
-            raise InputError(f"samples have shape {shape}, but the model reads {expected}: give data of that shape.")
-        return evaluation_batches(dataset.content.x, rows, BATCH, None, model.device)  # type: ignore[union-attr]
-    size = model.augmentation.size  # type: ignore[union-attr]
-    store = open_images(dataset, storage_size(size, dataset.content.native_size))  # type: ignore[union-attr]
-    return evaluation_batches(store, rows, BATCH, model.augmentation, model.device)
-
-
-def _unlabelled(model: TrainedModel, paths: Sequence[str | Path]) -> Iterator[tuple[list[str], torch.Tensor]]:
-    """Names and network inputs, a batch at a time, of image files, of folders (searched for images), or of an .npz."""
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
-            if not found:
-                raise InputError(f"the folder '{path}' holds no images: give image files or a folder of them.")
-            files += found
-        elif path.is_file():
-            files.append(path)
-        else:
-            raise InputError(f"there is no file or folder '{path}': give image files, folders, or an .npz.")
-    if [path.suffix for path in files] == [".npz"]:
-        dataset = arrays.unlabelled(files[0])
-        rows = np.arange(len(dataset))
-        for k, x in enumerate(_inputs(model, dataset, rows)):
-            yield [f"row {row}" for row in rows[k * BATCH :][: len(x)]], x
-        return
-    if model.augmentation is None:
-        raise InputError("the model was trained on arrays, but image files were given: give an .npz with x.")
-    side = storage_size(model.augmentation.size, None)
-    for start in range(0, len(files), BATCH):
-        some = files[start : start + BATCH]
-        images = np.stack([decode(path, side) for path in some])
-        yield [str(path) for path in some], model.augmentation.evaluate(torch.from_numpy(images).to(model.device))

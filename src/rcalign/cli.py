@@ -102,6 +102,10 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out and list them.")] = False,
+    track_bound: Annotated[
+        int | None,
+        typer.Option(help="Record alignment loss and generalisation gap every so many steps.", show_default="never"),
+    ] = None,
 ) -> None:
     """Train one model, choose its checkpoint by validation on the source domains, test it on the held-out ones.
 
@@ -131,6 +135,7 @@ def train(
         out=out,
         resume=resume,
         skip_bad=skip_bad,
+        track_bound=track_bound,
         progress=True,
     )
     Console().print(_figures(result))
@@ -401,6 +406,40 @@ def report(
         print(text, end="")
     else:
         print(f"Report written to {out}")
+
+
+@app.command()
+def diagnose(
+    subject: Annotated[str, typer.Argument(help="A run folder, or an .npz of features, labels, domains and a head.")],
+    data: Annotated[str | None, typer.Argument(help="Other labelled data.", show_default="the run's own")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A domain, or an unlabelled .npz.", show_default="the first held-out domain")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="terminal, json or html.")] = "terminal",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write it.", show_default="print; html: next to the run")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Say why a model fails, or will fail, on a domain: class frequencies, looks, or both, and what would help."""
+    from rcalign import api
+    from rcalign.diagnosis import render_html, render_terminal, to_json
+    from rcalign.errors import unknown
+    from rcalign.files import write_whole
+
+    if format_ not in ("terminal", "json", "html"):
+        raise unknown("format", format_, ("terminal", "json", "html"))
+    told = api.diagnose(subject, data, target=target, device=device)
+    if format_ == "terminal":
+        Console().print(render_terminal(told))
+        return
+    text = to_json(told) if format_ == "json" else render_html(told)
+    if out is None and format_ == "json":
+        print(text)
+        return
+    file = out or (Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html"))
+    write_whole(file, text.encode())
+    print(f"Written to {file}")
 
 
 def _figures(result: dict[str, Any]) -> Table:

@@ -44,14 +44,16 @@ class RunConfig:
     device: str = "cpu"
     precision: str = "fp32"
     threads: int = 1
+    track_bound: int | None = None
     stage_one: str | None = None
+    stored_size: int | None = None  # side of the kept images; not part of the identity, since the data determine it
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
     def identity(self) -> dict[str, Any]:
         """The fields that determine the result; the device, threads and versions only how it is computed."""
         everything = dataclasses.asdict(self)
-        for name in ("device", "versions", "threads", "format"):
+        for name in ("device", "versions", "threads", "stored_size", "track_bound", "format"):
             del everything[name]
         return everything
 

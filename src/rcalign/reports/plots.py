@@ -31,7 +31,8 @@ def compare_runs(
     figure = plt.figure(figsize=(4.2 * (1 + len(domains)), 6.2 if examples else 3.8), layout="constrained")
     panels: Any = figure
     if examples:
-        above, panels = np.ravel(figure.subfigures(2, 1, height_ratios=(2, 3.4)))
+        halves: Any = figure.subfigures(2, 1, height_ratios=(2, 3.4))
+        above, panels = halves
         _strip(above, examples, domains)
     axes = panels.subplots(1, 1 + len(domains))
     bars = axes[0]

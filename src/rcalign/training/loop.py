@@ -32,6 +32,7 @@ from rcalign.files import load_state, load_weights, save_state, save_weights
 from rcalign.records import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, recompute_batch_norm
 from rcalign.training.task import Task
+from rcalign.training.tracking import Tracker
 from rcalign.types import Batch
 
 
@@ -60,12 +61,15 @@ def fit(
     config: RunConfig,
     *,
     averaging: Averaging | None = None,
+    tracker: Tracker | None = None,
     resume: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result."""
     at = _restore(model, folder, averaging) if resume and folder.state_file.exists() else _Progress()
     folder.keep_records_until(at.step)
+    if tracker is not None:
+        tracker.keep_until(at.step)
     batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling)
     autocast = torch.autocast(task.inputs.device.type, torch.bfloat16, enabled=config.precision == "bf16")
     logs: Mapping[str, Tensor | float] = {}
@@ -84,6 +88,8 @@ def fit(
                 raise DivergedError(_divergence(model, batch, at.step, task, folder))
             if averaging is not None:
                 averaging.update(model.state_dict())
+            if tracker is not None:
+                tracker.record(model, at.step)
             bar.update(line, completed=at.step)
             last = at.step == config.steps
             if at.step % config.evaluate_every == 0 or last:

@@ -16,6 +16,7 @@ from rcalign.registry import Entry
 from rcalign.training.averaging import Averaging, make_averaging
 from rcalign.training.loop import fit
 from rcalign.training.task import Task
+from rcalign.training.tracking import Tracker
 
 
 def hparams_of(entry: Entry, preset: str, options: Mapping[str, Any]) -> BaseHparams:
@@ -45,13 +46,16 @@ def complete(
     # build before the folder exists: a wrong option must leave nothing behind
     model = _model(task, config)
     averaging = _averaging(config, model)
+    tracker = None if config.track_bound is None else Tracker(task, folder, config.track_bound)
     folder.begin(config, resume)
     try:
         result = folder.result()
         if result is None:
             if config.stage_one is not None and not folder.state_file.exists():
                 model.start_from(_stage_one(config, task, folder, options, progress))
-            result = fit(model, task, folder, config, averaging=averaging, resume=resume, progress=progress)
+            result = fit(
+                model, task, folder, config, averaging=averaging, tracker=tracker, resume=resume, progress=progress
+            )
             folder.finish(result)
     finally:
         folder.release()

@@ -65,6 +65,13 @@ class Task:
     frozen: nn.Module | None  # the image backbone whose features are the inputs
     augmentation: Augmentation | None  # of the images, also where a frozen backbone stands between
 
+    @property
+    def stored_size(self) -> int | None:
+        """The side at which images are kept before they are resized for the network; None for arrays."""
+        if self.augmentation is None or isinstance(self.dataset.content, Arrays):
+            return None
+        return storage_size(self.augmentation.size, self.dataset.content.native_size)
+
     def network(self, seed: int) -> Network:
         """A new network with the pretrained featurizer and a random head, on the device."""
         with seeded(seed):

@@ -13,12 +13,16 @@ from torch import Tensor, nn
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, Network, seeded
 from rcalign.data.augment import Augmentation
+from rcalign.data.batches import evaluation_batches
+from rcalign.data.cache import open_images
+from rcalign.data.source import Arrays, Dataset
 from rcalign.errors import InputError
+from rcalign.evaluation.evaluate import BATCH
 from rcalign.files import load_weights
 from rcalign.models.backbones import build
 from rcalign.presets import get as get_preset
 from rcalign.records import RunConfig, RunFolder, read_config
-from rcalign.training.task import placed
+from rcalign.training.task import placed, storage_size
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,29 @@ class TrainedModel:
     def logits(self, x: Tensor) -> Tensor:
         """Network inputs (n, ...) -> logits (n, C)."""
         return self.algorithm.predict(x if self.frozen is None else self.frozen(x))
+
+    @property
+    def stored_size(self) -> int:
+        """The side to which an image file is brought before ``augmentation``, as it was in training."""
+        assert self.augmentation is not None
+        return self.config.stored_size or storage_size(self.augmentation.size, None)
+
+    def inputs(self, dataset: Dataset, rows: np.ndarray) -> Iterator[Tensor]:
+        """Batches of network inputs of a data set's rows, if they are what the model was trained on."""
+        content = dataset.content
+        if isinstance(content, Arrays) != (self.augmentation is None):
+            wanted = "images" if self.augmentation is not None else "arrays"
+            raise InputError(f"the model was trained on {wanted}, but the data are not: give data of the same kind.")
+        if isinstance(content, Arrays):
+            shape, expected = tuple(content.x.shape[1:]), self.config.spec.input_shape
+            if shape != expected:
+                raise InputError(
+                    f"samples have shape {shape}, but the model reads {expected}: give data of that shape."
+                )
+            return evaluation_batches(content, rows, BATCH, None, self.device)
+        assert self.augmentation is not None
+        store = open_images(dataset, storage_size(self.augmentation.size, content.native_size))
+        return evaluation_batches(store, rows, BATCH, self.augmentation, self.device)
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
