@@ -12,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "rcalign needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@test -x $(BIN)/python || { echo "Creating $(VENV) (once; a few minutes, about 6 GB with torch)"; $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[emoji,weights,exports,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all,docs,dev]'
 	@touch $(READY)
 
 demo: setup
