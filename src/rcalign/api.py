@@ -345,7 +345,7 @@ def diagnose(
     options: dict[str, Any] = {"target": None if target is None else str(target)}
     if _is_file(target):
         unlabelled = arrays.unlabelled(Path(target))  # type: ignore[arg-type]
-        pairs = [_outputs(model, x) for x in _inputs(model, unlabelled, np.arange(len(unlabelled)))]
+        pairs = [_outputs(model, x) for x in model.inputs(unlabelled, np.arange(len(unlabelled)))]
         options = {
             "target": Path(target).stem,  # type: ignore[arg-type]
             "target_features": np.concatenate([z for z, _ in pairs]),
@@ -406,7 +406,7 @@ def _looked_at(
     position = _class_positions(model, dataset)
     pieces: list[tuple[np.ndarray, np.ndarray]] = []
     for rows in rows_of.values():
-        pieces += [_outputs(model, x) for x in _inputs(model, dataset, rows)]
+        pieces += [_outputs(model, x) for x in model.inputs(dataset, rows)]
     labels = np.concatenate([position[dataset.y[rows]] for rows in rows_of.values()])
     domains = np.concatenate([np.full(len(rows), k) for k, rows in enumerate(rows_of.values())])
     features, logits = (np.concatenate([pair[k] for pair in pieces]) for k in (0, 1))
@@ -476,4 +476,3 @@ def _needs(entry: registry.Entry) -> str:
     needs += [f"first {traits.stage_one}"] if traits.stage_one else []
     needs += ["test batches"] if traits.batch_dependent else []
     return ", ".join(needs) or "–"
-

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rcalign import __version__
 from rcalign.errors import DivergedError, InputError
@@ -181,19 +182,24 @@ def predict(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     paths: Annotated[list[Path], typer.Argument(help="Image files, folders of images, or one .npz with x.")],
     out: Annotated[Path | None, typer.Option(help="CSV to write.", show_default="print")] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Below this probability the class is 'unknown'.", show_default="none"),
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Predict classes with their probabilities."""
+    """Predict classes with calibrated probabilities; files that are no images are listed and skipped."""
     from rcalign import api
 
-    rows = api.predict(run, paths, out=out, device=device)
+    result = api.predict(run, paths, out=out, threshold=threshold, device=device, progress=True)
+    for path, why in result["skipped"]:
+        print(f"skipped {path!r}: {why}", file=sys.stderr)
     if out is not None:
-        print(f"{len(rows)} predictions written to {out}")
+        print(f"{result['count']} predictions written to {out}")
         return
-    classes = [name for name in rows[0] if name not in ("path", "predicted")]
     table = Table("path", "predicted", "probability")
-    for row in rows:
-        table.add_row(row["path"], row["predicted"], f"{max(row[name] for name in classes):.3f}")
+    for row in result["rows"]:
+        table.add_row(_plain(row["path"]), _plain(row["predicted"]), f"{row['confidence']:.3f}")
     Console().print(table)
 
 
@@ -454,6 +460,12 @@ def _figures(result: dict[str, Any]) -> Table:
             table.add_row(f"{shot} shot", f"{100 * value:.1f}", "")
     table.add_row("calibration error", f"{100 * result['ece']:.1f}", "")
     return table
+
+
+def _plain(name: str) -> Text:
+    """A name of the user's: not read as markup, on one line, printable on any terminal."""
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name)
+    return Text(shown.encode("utf-8", "backslashreplace").decode())
 
 
 def _number(value: float | None) -> str:

@@ -282,6 +282,7 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
             device=task.inputs.device.type,
             precision=check_precision(str(self.precision)),
             threads=torch.get_num_threads(),
+            stored_size=task.stored_size,
             stage_one=entry.traits.stage_one,
             versions=versions(),
         )
@@ -458,8 +459,7 @@ def _as_paths(X: Any) -> list[Path] | None:
 
 
 def _files(paths: list[Path], model: TrainedModel) -> Iterator[Tensor]:
-    assert model.augmentation is not None
-    for batch in decoded_batches(paths, storage_size(model.augmentation.size, None), BATCH):
+    for batch in decoded_batches(paths, model.stored_size, BATCH):
         for path, why in batch.skipped:
             raise InputError(f"'{path}' is not a whole image: {why}; leave it out.")
         yield torch.from_numpy(batch.images)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors
 import safetensors.torch
@@ -52,11 +53,26 @@ def load_state(path: Path | str) -> dict[str, Any]:
 
 def write_whole(path: Path | str, content: bytes) -> None:
     """Writes a file that is never seen half-written, whatever happens."""
+    with open_whole(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def open_whole(path: Path | str) -> Iterator[IO[bytes]]:
+    """A file to write that gets its name when all of it is written and on the disk.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with open_whole(folder + "/a") as file:
+    ...         _ = file.write(b"12"), print(Path(folder, "a").exists())
+    ...     Path(folder, "a").read_bytes()
+    False
+    b'12'
+    """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fchmod(file.fileno(), 0o666 & ~_UMASK)  # a temporary file is private, the result need not be
             os.fsync(file.fileno())
