@@ -77,6 +77,7 @@ class Dataset:
     split: (n,) of 'train', 'val', 'test', or None. group: (n,) int64 or None; rows of one group (an emoji in all its
     styles, a patient) never land on both sides of a split. notes: what was dropped or is odd, one sentence each.
     fingerprint: sha256 of all that determines the rows: of files the relative path, size and time, of arrays the bytes.
+    shots: a (domain, class) pair with more training rows than the first is "many", with at most the second "few".
 
     >>> x = np.zeros((3, 2), np.float32)
     >>> data = from_names("toy", Arrays(x), ["cat", "dog", "cat"], ["env10", "env2", "env2"], fingerprint="0")
@@ -94,6 +95,7 @@ class Dataset:
     content: Content
     notes: tuple[str, ...]
     fingerprint: str
+    shots: tuple[int, int] = (100, 20)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -118,6 +120,7 @@ class Dataset:
             self.content.select(rows),
             self.notes,
             fingerprint([self.fingerprint.encode(), rows.tobytes()]),
+            self.shots,
         )
 
 

@@ -25,6 +25,8 @@ def dataset_of_files(
     split: Sequence[str] | None = None,
     group: Sequence[str] | None = None,
     notes: Sequence[str] = (),
+    class_order: Sequence[str] | None = None,
+    domain_order: Sequence[str] | None = None,
     skip_bad: bool,
     progress: bool,
 ) -> Dataset:
@@ -57,7 +59,16 @@ def dataset_of_files(
         state = files_fingerprint(root, paths, stats, [*labels, *domains, *(split or ()), *(group or ())])
         notes += [f"skipped '{path}': {why}" for path, why in shown.items()]
     return from_names(
-        name, Images(tuple(paths)), labels, domains, fingerprint=state, split=split, group=group, notes=notes
+        name,
+        Images(tuple(paths)),
+        labels,
+        domains,
+        fingerprint=state,
+        split=split,
+        group=group,
+        notes=notes,
+        class_order=class_order,
+        domain_order=domain_order,
     )
 
 

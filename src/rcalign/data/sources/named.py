@@ -33,7 +33,7 @@ def register(name: str, *, summary: str) -> Callable[[F], F]:
     """Function decorator: puts a data set into the registry. A duplicate raises."""
 
     def add(function: F) -> F:
-        if name in _entries:
+        if _key(name) in _entries:
             raise ValueError(f"data set '{name}' is registered twice")
         hints = typing.get_type_hints(function)
         parameters = {
@@ -41,14 +41,14 @@ def register(name: str, *, summary: str) -> Callable[[F], F]:
             for key, item in inspect.signature(function).parameters.items()
             if key not in FROM_CALLER
         }
-        _entries[name] = NamedSource(name, summary, function, parameters)
+        _entries[_key(name)] = NamedSource(name, summary, function, parameters)
         return function
 
     return add
 
 
 def names() -> list[str]:
-    return list(_entries)
+    return [entry.name for entry in _entries.values()]
 
 
 def entries() -> list[NamedSource]:
@@ -56,8 +56,17 @@ def entries() -> list[NamedSource]:
 
 
 def is_name(text: str) -> bool:
-    """Whether the text is a registered name, with or without parameters."""
-    return text.partition(":")[0].lower() in _entries
+    """Whether the text is a registered name, with or without parameters; case, '-' and '_' do not matter.
+
+    >>> import rcalign.data.sources
+    >>> is_name("emoji"), is_name("Emoji_MLT:order=1"), is_name("./emoji")
+    (True, True, False)
+    """
+    return looks_like_name(text) and _key(text.partition(":")[0]) in _entries
+
+
+def _key(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def looks_like_name(text: str) -> bool:
@@ -72,7 +81,7 @@ def looks_like_name(text: str) -> bool:
 def load(text: str, *, skip_bad: bool = False, progress: bool = False) -> Dataset:
     """The data set of a name with its parameters, e.g. ``emoji-mlt:imbalance=20,order=3``."""
     name, _, tail = text.partition(":")
-    source = _entries.get(name.lower())
+    source = _entries.get(_key(name))
     if source is None:
         raise unknown("data set", name, names())
     accepted = inspect.signature(source.function).parameters
@@ -90,10 +99,16 @@ def _parameters(source: NamedSource, tail: str) -> dict[str, Any]:
             raise unknown(f"parameter of data set '{source.name}'", key, source.parameters)
         kind = source.parameters[key][0]
         try:
-            values[key] = kind(value)
+            values[key] = _truth(value) if kind is bool else kind(value)
         except ValueError:
             raise InputError(
                 f"parameter '{key}' of data set '{source.name}' is '{value}', but a value of type {kind.__name__} is "
                 "expected."
             ) from None
     return values
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+        raise ValueError
+    return text.lower() in ("true", "yes", "1")
