@@ -72,7 +72,7 @@ def test_the_verdict_follows_its_rule() -> None:
             counted[name] += place == name
             assert reference is not None and floor is not None and floor < reference
     assert counted["near"] == counted["outside"] == 6
-    assert counted["inside"] >= 4  # a fresh sample is called near one time in ten or a little more: they overlap
+    assert counted["inside"] >= 4  # a fresh sample is called near one time in seven (see FRESH)
     assert "Outside" in RULE and "Inside" in RULE
 
 

@@ -47,7 +47,7 @@ def test_the_intervals_cover() -> None:
     for seed in range(40):
         found = estimated(seed, truth, n=400)[0]
         covered += [i.low <= t <= i.high for i, t in zip(found.bbse, truth, strict=True)]
-        covered += [i.low - 0.02 <= t <= i.high + 0.02 for i, t in zip(found.em, truth, strict=True)]
+        covered += [i.low <= t <= i.high for i, t in zip(found.em, truth, strict=True)]
     assert np.mean(covered) >= 0.88  # 95 % nominal; 240 correlated trials
 
 

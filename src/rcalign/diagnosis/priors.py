@@ -66,20 +66,25 @@ def em_priors(
 ) -> Array:
     """Target priors by EM: logits (n, C), source prior (C,) -> (C,); or (C, B) for weights (n, B) of B replicates.
 
-    start (C,): where to begin (None: at the source prior). Stops when no prior moves by more than ``tolerance``.
+    source may be (C, B) too, one prior for each replicate. start (C,): where to begin (None: at the source prior).
+    Stops when no prior moves by more than ``tolerance``.
 
     >>> sure = np.array([[50.0, 0.0]] * 3 + [[0.0, 50.0]])
     >>> em_priors(sure, np.array([0.5, 0.5])).round(6)
     array([0.75, 0.25])
     """
-    seen = source > 0
-    ratio = softmax(logits, axis=1)[:, seen] / source[seen]  # p(c | z) / s(c)
+    by_replicate = source if source.ndim == 2 else source[:, None]  # (C, B) or (C, 1)
+    seen = (by_replicate > 0).all(axis=1)
+    given = softmax(logits, axis=1)[:, seen]  # p(c | z)
+    by_replicate = by_replicate[seen]
     masses = np.full((len(logits), 1), 1.0 / len(logits)) if weights is None else weights / weights.sum(axis=0)
-    first = (source if start is None else np.maximum(start, 1e-6))[seen]  # a prior of zero would stay there
-    prior = np.repeat(first[:, None] / first.sum(), masses.shape[1], axis=1)  # (C, B)
+    # a prior that starts at zero would stay there
+    first = by_replicate if start is None else np.maximum(start, 1e-6)[seen][:, None]
+    prior = np.repeat(first / first.sum(axis=0), masses.shape[1] // first.shape[1], axis=1)  # (C, B)
     for _ in range(iterations):
-        evidence = ratio @ prior  # (n, B)
-        following = prior * (ratio.T @ (masses / np.maximum(evidence, 1e-300)))
+        ratio = prior / by_replicate
+        evidence = given @ ratio  # (n, B)
+        following = ratio * (given.T @ (masses / np.maximum(evidence, 1e-300)))
         following /= following.sum(axis=0)
         moved = float(np.abs(following - prior).max())
         prior = following
@@ -142,7 +147,14 @@ def estimate_priors(
         )
         share_parts += [np.bincount(guessed, row, minlength=count) / len(guessed) for row in rows]
         counts = rows.T.astype(np.float64)
-        em_parts.append(em_priors(target_logits, source, counts, start=em, tolerance=1e-5, iterations=300).T)
+        # a prior that was given is known; one that was counted is as uncertain as the count
+        own = np.repeat(source[:, None], len(rows), axis=1)
+        if source_priors is None:
+            own = drawn.reshape(replicates, count, count).sum(axis=1)[start : start + len(rows)].T
+            own = np.where(
+                source[:, None] > 0, np.maximum(own, 0.5 / len(source_labels)), 0.0
+            )  # half a sample at least
+        em_parts.append(em_priors(target_logits, own, counts, start=em, tolerance=1e-5, iterations=300).T)
     bbse_drawn = bbse_priors(drawn.reshape(replicates, count, count), np.stack(share_parts))  # (B, C)
     em_drawn = np.concatenate(em_parts)  # (B, C)
 
