@@ -423,6 +423,14 @@ def test_an_address_where_nobody_answers_is_said_within_twenty_seconds() -> None
         assert time.monotonic() - begun < 20
 
 
+def test_a_cluster_that_asks_for_a_token_says_so(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on_ray.check_address(cluster)  # this process started it and has its token
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setattr(run_on_ray, "ANSWER_WITHIN", 6.0)
+    with pytest.raises(InputError, match="asks for a token"):
+        run_on_ray.check_address(cluster)
+
+
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import functools
 import gc
+import logging
 import os
 import re
 import shutil
@@ -53,8 +54,9 @@ Train = Callable[..., Mapping[str, Any]]  # api.train, which is a later stage an
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Where and how much at once. address: of a Ray cluster, None for this machine. workers: at most so many runs at
-    once, None for as many as fit. stalled_after: seconds without a sign of life after which a run counts as hung."""
+    """Where and how much at once. address: of a Ray cluster (see ``check_address``), None for this machine. workers: at
+    most so many runs at once, None for as many as fit. stalled_after: seconds without a sign of life after which a run
+    counts as hung."""
 
     address: str | None = None
     cpus_per_run: int = 1
@@ -184,8 +186,7 @@ class _Driver:
             self.stop_reason = _no_room(error)
         except RayError as error:
             self.flying.clear()
-            said = str(error).strip().splitlines()[-1]
-            self.stop_reason = f"the connection to Ray was lost ({said})"
+            self.stop_reason = f"the connection to Ray was lost ({_last_line(str(error))})"
         finally:
             self._land()
         self.board.show(self.standing())
@@ -434,7 +435,6 @@ def _connected(resources: Resources) -> Iterator[None]:
     if ray.is_initialized():  # by the program that calls us: then it is not ours to end
         yield
         return
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if resources.address is None:
         if resources.cpus_per_run > _cpus():
             raise InputError(
@@ -447,10 +447,18 @@ def _connected(resources: Resources) -> Iterator[None]:
             )
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         cpus = max(_cpus(), (resources.workers or 1) * resources.cpus_per_run)
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+        start: dict[str, Any] = {
+            "address": "local",
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE,
+        }
     else:
-        check_address(resources.address)
-        ray.init(address=resources.address, **quiet)
+        start = {"address": resources.address}
+    try:
+        ray.init(**start, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        raise InputError(f"Ray does not start ({_last_line(str(error))}): mend that, then try again.") from error
     try:
         yield
     finally:
@@ -482,15 +490,27 @@ def check_address(address: str) -> None:
         except (OSError, OverflowError) as error:
             raise InputError(f"nobody answers at the Ray address '{address}' ({error}): {hint}") from None
     code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
+    command = [sys.executable, "-c", code, address]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, address], capture_output=True, text=True, timeout=ANSWER_WITHIN, check=False
+        done = subprocess.run(command, capture_output=True, timeout=ANSWER_WITHIN, check=False)
+    except subprocess.TimeoutExpired as error:
+        why = f"no Ray cluster answers at '{address}' within {ANSWER_WITHIN:g} seconds"
+        said = (error.stderr or b"").decode(errors="replace")
+    else:
+        if done.returncode == 0:
+            return
+        said = done.stderr.decode(errors="replace")
+        why = f"the Ray cluster at '{address}' cannot be used ({_last_line(said)})"
+    if "Unauthenticated" in said or "AuthToken" in said:
+        raise InputError(
+            f"the Ray cluster at '{address}' asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what "
+            "'ray get-auth-token' prints on its head node."
         )
-    except subprocess.TimeoutExpired:
-        raise InputError(f"no Ray cluster answers at '{address}' within {ANSWER_WITHIN:g} seconds: {hint}") from None
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise InputError(f"the Ray cluster at '{address}' cannot be used ({said}): {hint}")
+    raise InputError(f"{why}: {hint}")
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1]
 
 
 @contextmanager
