@@ -341,3 +341,26 @@ def test_weights_files(rcalign: Run, pictures: Path, tmp_path: Path) -> None:
 def test_the_version(rcalign: Run) -> None:
     code, out, _ = rcalign("--version")
     assert code == 0 and out.startswith("rcalign ")
+
+
+def test_adapted_priors_help_where_only_the_frequencies_changed(rcalign: Run, tmp_path: Path) -> None:
+    """Trained on equal classes, used where one class is nine tenths: the estimate finds that, and accuracy rises."""
+    rng = np.random.default_rng(0)
+
+    def draw(y: np.ndarray) -> np.ndarray:
+        return rng.normal(size=(len(y), 4)) + 2.0 * np.eye(4)[y]
+
+    y = np.arange(900) % 3
+    np.savez(tmp_path / "train.npz", x=draw(y), y=y, domain=np.arange(900) // 300)
+    rcalign("train", "train.npz", "--algorithm", "ERM", "--test-domain", "2", "--steps", "150", "--out", "run")
+    skewed = rng.choice(3, size=800, p=[0.9, 0.05, 0.05])
+    np.savez(tmp_path / "new.npz", x=draw(skewed))
+    accuracy = {}
+    for name, options in (("plain", ()), ("adapted", ("--adapt-priors",))):
+        code, _, err = rcalign("predict", "run", "new.npz", "--out", f"{name}.csv", *options)
+        assert code == 0, err
+        table = list(csv.DictReader((tmp_path / f"{name}.csv").open()))
+        accuracy[name] = np.mean([int(row["predicted"]) == c for row, c in zip(table, skewed, strict=True)])
+    assert "estimated class shares: 0 " in err
+    assert float(err.partition("shares: 0 ")[2].split()[0]) == pytest.approx(90, abs=6)
+    assert accuracy["adapted"] > accuracy["plain"] + 0.02

@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 import rcalign.algorithms  # noqa: F401  (registers)
+from rcalign import export as exporting
 from rcalign import presets, registry, spaces
 from rcalign.data import source
-from rcalign.data.source import Arrays, Dataset
+from rcalign.data.cache import decode
+from rcalign.data.source import Arrays, Dataset, ImageArray, Images
 from rcalign.data.sources import arrays
 from rcalign.data.splits import PROTOCOLS
 from rcalign.data.splits import split as make_splits
@@ -29,6 +31,7 @@ from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features,
 from rcalign.diagnosis import diagnose as diagnose_arrays
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import Part, summary
+from rcalign.files import write_whole
 from rcalign.predictions import Predictions, write_csv
 from rcalign.presets import Preset
 from rcalign.records import RunConfig, RunFolder, versions
@@ -175,6 +178,7 @@ def predict(
     *,
     out: str | Path | None = None,
     threshold: float | None = None,
+    adapt_priors: bool = False,
     device: str = "auto",
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -183,8 +187,10 @@ def predict(
     The result: ``rows``, a dict for each image in the order of the files; ``skipped``, (path, why) of files that are no
     images; ``count``, the number of rows. With ``out`` the rows go to that CSV file as they are made, and ``rows`` is
     empty, so that any number of files needs the same memory. threshold: below this probability the class is "unknown".
+    adapt_priors: estimate the class shares among these files (``priors`` of the result) and correct for them.
     """
-    predictions = Predictions(load_trained(run, torch.device(resolve_device(device))), paths, threshold=threshold)
+    model = load_trained(run, torch.device(resolve_device(device)))
+    predictions = Predictions(model, paths, threshold=threshold, adapt_priors=adapt_priors)
     with Progress(console=Console(stderr=True), disable=not progress) as bar:
         task = bar.add_task("Predicting", total=predictions.total)
 
@@ -195,7 +201,13 @@ def predict(
 
         rows = list(shown()) if out is None else []
         count = len(rows) if out is None else write_csv(out, predictions.columns, shown())
-    return {"rows": rows, "count": count, "skipped": predictions.skipped, "out": None if out is None else str(out)}
+    return {
+        "rows": rows,
+        "count": count,
+        "skipped": predictions.skipped,
+        "priors": predictions.priors,
+        "out": None if out is None else str(out),
+    }
 
 
 def data_info(data: str | Path | Dataset) -> dict[str, Any]:
@@ -439,6 +451,43 @@ def _class_positions(model: TrainedModel, dataset: Dataset) -> np.ndarray:
             "class out."
         )
     return np.array([known.index(name) for name in dataset.classes])
+
+
+def export(
+    run: str | Path, format: str = "onnx", *, out: str | Path | None = None, diagnosis: bool = False
+) -> dict[str, Any]:
+    """A trained model as a file for other programs, "onnx", "torchscript" or "safetensors", and a model card beside it.
+
+    The graph takes uint8 RGB images of any size (or rows of numbers) and gives logits and calibrated probabilities; it
+    is run and compared with the trained model on some of the run's own data, if they are still there. out: the file.
+    diagnosis: put the findings of ``diagnose`` into the card.
+    """
+    if format not in exporting.FORMATS:
+        raise unknown("format", format, exporting.FORMATS)
+    model = load_trained(run, torch.device("cpu"))
+    file = Path(out) if out is not None else Path(run) / "export" / f"model{exporting.SUFFIXES[format]}"
+    findings = [(finding.title, finding.text) for finding in diagnose(run).advice] if diagnosis else []
+    done = exporting.export_model(model, format, file, _some_inputs(model))
+    card = file.with_name(f"{file.stem}-card.md")
+    write_whole(card, exporting.model_card(model.config, RunFolder(run).result(), done, findings).encode())
+    return {**dataclasses.asdict(done), "file": str(file), "card": str(card)}
+
+
+def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
+    """A few inputs of the run's own data as a caller would feed them; none if the data are not there any more."""
+    try:
+        dataset = source.load(model.config.data)
+    except InputError:
+        return []
+    content = dataset.content
+    if isinstance(content, Arrays) != (model.augmentation is None):
+        return []
+    chosen = np.linspace(0, len(dataset) - 1, min(rows, len(dataset))).astype(np.int64)
+    if not isinstance(content, Images):
+        same = isinstance(content, ImageArray) or content.x.shape[1:] == model.config.spec.input_shape
+        return [content.x[chosen], content.x[chosen[:1]]] if same else []
+    together = np.stack([decode(content.paths[row], model.stored_size) for row in chosen])
+    return [together, *(decode(content.paths[row], None)[None] for row in chosen[:4])]
 
 
 def default_folder(config: RunConfig) -> Path:

@@ -186,14 +186,23 @@ def predict(
         float | None,
         typer.Option(help="Below this probability the class is 'unknown'.", show_default="none"),
     ] = None,
+    adapt_priors: Annotated[
+        bool,
+        typer.Option("--adapt-priors", help="Estimate how often each class occurs in these files and correct for it."),
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Predict classes with calibrated probabilities; files that are no images are listed and skipped."""
     from rcalign import api
 
-    result = api.predict(run, paths, out=out, threshold=threshold, device=device, progress=True)
+    result = api.predict(
+        run, paths, out=out, threshold=threshold, adapt_priors=adapt_priors, device=device, progress=True
+    )
     for path, why in result["skipped"]:
         print(f"skipped {path!r}: {why}", file=sys.stderr)
+    if result["priors"] is not None:
+        shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in result["priors"].items())
+        print(f"estimated class shares: {shares}", file=sys.stderr)
     if out is not None:
         print(f"{result['count']} predictions written to {out}")
         return
@@ -446,6 +455,23 @@ def diagnose(
     file = out or (Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html"))
     write_whole(file, text.encode())
     print(f"Written to {file}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    format: Annotated[str, typer.Option(help="onnx, torchscript or safetensors.")] = "onnx",
+    out: Annotated[Path | None, typer.Option(help="The file.", show_default="RUN/export/model...")] = None,
+    diagnosis: Annotated[
+        bool, typer.Option("--diagnosis", help="Put the findings of 'rcalign diagnose' into the model card.")
+    ] = False,
+) -> None:
+    """Write a model for other programs, RGB bytes in and calibrated probabilities out, with a model card."""
+    from rcalign import api
+
+    done = api.export(run, format, out=out, diagnosis=diagnosis)
+    checked = "" if done["difference"] is None else f" (within {done['difference']:.0e} of the trained one)"
+    print(f"Model: {done['file']}{checked}\nInput: {done['input']}\nOutput: {done['output']}\nCard: {done['card']}")
 
 
 def _figures(result: dict[str, Any]) -> Table:

@@ -14,6 +14,7 @@ import torch
 
 from rcalign.data.sources import arrays
 from rcalign.data.stream import decoded_batches, find_images
+from rcalign.diagnosis.priors import adapt_priors, em_priors
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.files import open_whole
@@ -29,14 +30,25 @@ class Predictions:
     A row: ``path``, ``predicted``, ``confidence`` (the probability of the likeliest class) and the probability of each
     class, all calibrated. threshold: a row less confident than that is predicted "unknown". ``total`` is the number of
     files, ``seen`` how many were read, and ``skipped`` fills with (path, why) of those that are no images.
+
+    adapt_priors: all rows are read first, the class shares among them are estimated by EM (``priors``, by class name),
+    and the probabilities are corrected from the shares of the training data to those: right where only the frequencies
+    of classes differ from training, not their looks.
     """
 
     def __init__(
-        self, model: TrainedModel, paths: Sequence[str | os.PathLike[str]], *, threshold: float | None = None
+        self,
+        model: TrainedModel,
+        paths: Sequence[str | os.PathLike[str]],
+        *,
+        threshold: float | None = None,
+        adapt_priors: bool = False,
     ) -> None:
         if threshold is not None and not 0 < threshold <= 1:
             raise InputError(f"the threshold is {threshold:g}, but a probability above 0 and up to 1 is expected.")
         self.threshold = threshold
+        self.adapt_priors = adapt_priors
+        self.priors: dict[str, float] | None = None
         self.skipped: list[tuple[str, str]] = []
         self.seen = 0
         self._model = model
@@ -52,12 +64,28 @@ class Predictions:
         self.total = len(self._files if self._data is None else self._data)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for names, x in self._inputs() if self._data is None else self._rows():
-            for name, chances in zip(names, self._model.chances(x), strict=True):
+        batches = self._chances()
+        for names, table in self._adapted(batches) if self.adapt_priors else batches:
+            for name, chances in zip(names, table, strict=True):
                 yield self._row(name, chances)
         if self.skipped and len(self.skipped) == self.total:
             path, why = self.skipped[0]
             raise InputError(f"none of the {self.total} files is a whole image ('{path}': {why}): give image files.")
+
+    def _chances(self) -> Iterator[tuple[list[str], np.ndarray]]:
+        """Names and calibrated probabilities (n, C), a batch at a time."""
+        for names, x in self._inputs() if self._data is None else self._rows():
+            yield names, self._model.chances(x)
+
+    def _adapted(self, batches: Iterator[tuple[list[str], np.ndarray]]) -> Iterator[tuple[list[str], np.ndarray]]:
+        found = list(batches)
+        if not found:
+            return
+        logits = np.log(np.concatenate([table for _, table in found]).astype(np.float64).clip(1e-12))
+        source = training_priors(self._model)
+        target = em_priors(logits, source)
+        self.priors = dict(zip(self._classes, (round(float(share), 6) for share in target), strict=True))
+        yield [name for names, _ in found for name in names], adapt_priors(logits, source, target)
 
     def _row(self, name: str, chances: np.ndarray) -> dict[str, Any]:
         best = int(chances.argmax())
@@ -82,6 +110,15 @@ class Predictions:
             names = [f"row {row}" for row in range(self.seen, self.seen + len(x))]
             self.seen += len(x)
             yield names, x
+
+
+def training_priors(model: TrainedModel) -> np.ndarray:
+    """The class shares (C,) that training saw: batches draw every domain alike, within it as its rows are, or each of
+    its classes alike where the algorithm samples so."""
+    counts = model.config.spec.count_matrix.double().numpy()
+    if model.algorithm.traits.balanced_sampling:
+        counts = (counts > 0).astype(np.float64)
+    return (counts / counts.sum(1, keepdims=True)).mean(0)
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> int:
