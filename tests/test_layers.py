@@ -27,7 +27,7 @@ LAYERS = [
     {"sweeps"},
     {"diagnosis"},
     {"reports"},
-    {"estimator", "export", "predictions"},
+    {"estimator", "exports", "predictions"},
     {"api"},
     {"demo", "compat"},
     {"cli", "__init__"},  # the package itself offers, when first used, what its last stages hold

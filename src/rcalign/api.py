@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import rcalign.algorithms  # noqa: F401  (registers)
-from rcalign import export as exporting
-from rcalign import presets, registry, spaces
+from rcalign import exports, presets, registry, spaces
 from rcalign.data import source
 from rcalign.data.cache import decode
 from rcalign.data.source import Arrays, Dataset, ImageArray, Images
@@ -462,14 +461,14 @@ def export(
     is run and compared with the trained model on some of the run's own data, if they are still there. out: the file.
     diagnosis: put the findings of ``diagnose`` into the card.
     """
-    if format not in exporting.FORMATS:
-        raise unknown("format", format, exporting.FORMATS)
+    if format not in exports.FORMATS:
+        raise unknown("format", format, exports.FORMATS)
     model = load_trained(run, torch.device("cpu"))
-    file = Path(out) if out is not None else Path(run) / "export" / f"model{exporting.SUFFIXES[format]}"
+    file = Path(out) if out is not None else Path(run) / "export" / f"model{exports.SUFFIXES[format]}"
     findings = [(finding.title, finding.text) for finding in diagnose(run).advice] if diagnosis else []
-    done = exporting.export_model(model, format, file, _some_inputs(model))
+    done = exports.export_model(model, format, file, _some_inputs(model))
     card = file.with_name(f"{file.stem}-card.md")
-    write_whole(card, exporting.model_card(model.config, RunFolder(run).result(), done, findings).encode())
+    write_whole(card, exports.model_card(model.config, RunFolder(run).result(), done, findings).encode())
     return {**dataclasses.asdict(done), "file": str(file), "card": str(card)}
 
 

@@ -1,0 +1,185 @@
+"""A model card in Markdown, from what the run recorded: nothing in it is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rcalign import registry
+from rcalign.exports.formats import Exported
+from rcalign.records import RunConfig
+
+FEW = 20  # training samples of a (domain, class) pair from which on it is not called rare
+MOST = 12  # lines of a list before it is cut
+
+
+def model_card(
+    config: RunConfig,
+    result: Mapping[str, Any] | None,
+    exported: Exported | None = None,
+    findings: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The card of a run. result: None for a run that is not finished. findings: (title, text) of a diagnosis."""
+    entry = registry.get(config.algorithm)
+    kind = "images" if config.image_size is not None else "arrays"
+    network = config.backbone or ("the default image network" if kind == "images" else "a small network")
+    parts = [
+        f"# {config.algorithm} on {_text(config.data)}",
+        f"A classifier of {config.spec.num_classes} classes, trained on {config.spec.num_domains} domains, to be used "
+        f"on further ones. Method: {entry.summary} ({entry.paper}). Network: {_text(network)}"
+        + (f", images of {config.image_size} x {config.image_size}." if kind == "images" else "."),
+    ]
+    if exported is not None:
+        parts += ["## Use", *_use(exported)]
+    parts += ["## Data", *_data(config)]
+    parts += ["## Results", *_results(config, result)]
+    parts += ["## Calibration", *_calibration(result)]
+    if findings:
+        parts += ["## Diagnosis", "\n".join(f"- **{_text(title)}** {_text(text)}" for title, text in findings)]
+    parts += ["## Limits", "\n".join(f"- {line}" for line in _limits(config, result))]
+    parts += ["## How it was trained", *_training(config, result)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _use(exported: Exported) -> list[str]:
+    lines = [f"- file: `{exported.file.name}` ({exported.format})", f"- input: {exported.input}"]
+    lines.append(f"- output: {exported.output}")
+    if exported.difference is not None:
+        lines.append(
+            f"- checked: the largest difference of a logit from the trained model is {exported.difference:.1e} on "
+            f"{exported.samples} inputs"
+        )
+    return ["\n".join(lines)]
+
+
+def _data(config: RunConfig) -> list[str]:
+    spec = config.spec
+    held = ", ".join(map(_text, config.test_domains))
+    protocol = (
+        f"Held out, never trained on: {held}."
+        if config.test_domains
+        else "All domains trained; each was tested on rows held out."
+    )
+    head = ["class", *spec.domains, "all"]
+    rows = [
+        [name, *(row[c] for row in spec.counts), sum(row[c] for row in spec.counts)]
+        for c, name in enumerate(spec.classes)
+    ]
+    rows.append(["all", *(sum(row) for row in spec.counts), sum(map(sum, spec.counts))])
+    shown = rows if len(rows) <= 40 else rows[-1:]
+    return [
+        f"{_text(config.data)}, fingerprint `{config.data_fingerprint[:16]}`. {protocol} Training samples:",
+        _table(head, shown),
+    ]
+
+
+def _results(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
+    if result is None or not result["accuracy"]:
+        return [
+            "The run is not finished: nothing was tested yet." if result is None else "Nothing was held out to test on."
+        ]
+    unseen = "an unseen domain" if config.test_domains else "rows held out"
+    rows = [[name, _percent(value), _percent(result["balanced"][name])] for name, value in result["accuracy"].items()]
+    rows.append(["average", _percent(result["average"]), _percent(sum(result["balanced"].values()) / len(rows))])
+    rows.append(["worst", _percent(result["worst"]), _percent(min(result["balanced"].values()))])
+    text = (
+        f"Per cent right on {unseen}. The checkpoint was chosen on validation rows of the source domains "
+        f"({_percent(result['validation'])} % right there): {_text(result['weights'])}."
+    )
+    return [text, _table(["domain", "accuracy", "mean over classes"], rows)]
+
+
+def _calibration(result: Mapping[str, Any] | None) -> list[str]:
+    found = (result or {}).get("calibration")
+    if not found or not found["rows"]:
+        return ["Probabilities are not calibrated."]
+    names = {"val": "source domains, validation", "test": "test"}
+    rows = [[names[part], _percent(error["before"]), _percent(error["after"])] for part, error in found["ece"].items()]
+    return [
+        f"Logits are divided by the temperature {found['temperature']:.3g}, fitted on {found['rows']} validation rows "
+        "of the source domains. Expected calibration error (15 bins), per cent:",
+        _table(["rows", "before", "after"], rows),
+    ]
+
+
+def _limits(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
+    spec = config.spec
+    lines = [
+        "It knows the classes above and no others: what belongs to none of them gets one of them all the same, unless "
+        "predictions below a confidence are read as unknown.",
+    ]
+    if config.test_domains:
+        lines.append(
+            f"The figures are of {len(config.test_domains)} unseen domain{'s' * (len(config.test_domains) > 1)}, one "
+            "training run. The next domain may be easier or harder; `rcalign evaluate DATA --leave-one-out` says how "
+            "much that varies."
+        )
+    else:
+        lines.append("Every domain was trained on: the figures say nothing about a new domain.")
+    test = ((result or {}).get("calibration") or {}).get("ece", {}).get("test")
+    if test is not None:
+        lines.append(
+            f"The temperature comes from domains that were trained on; on the test rows {_percent(test['after'])} % "
+            "calibration error remain."
+        )
+    absent = [
+        (d, c) for k, d in enumerate(spec.domains) for c, n in zip(spec.classes, spec.counts[k], strict=True) if n == 0
+    ]
+    rare = [
+        (d, c)
+        for k, d in enumerate(spec.domains)
+        for c, n in zip(spec.classes, spec.counts[k], strict=True)
+        if 0 < n <= FEW
+    ]
+    if absent:
+        lines.append(f"No training sample of: {_pairs(absent)}.")
+    if rare:
+        lines.append(f"At most {FEW} training samples of: {_pairs(rare)}.")
+    if (result or {}).get("batch_dependent"):
+        lines.append("A prediction depends on the other samples of its batch.")
+    return lines
+
+
+def _training(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
+    facts = {
+        "algorithm": config.algorithm,
+        "protocol": f"{config.protocol}, preset {config.preset}",
+        "steps": config.steps
+        if result is None
+        else f"{result['steps']} ({result['seconds']:.0f} s on {config.device})",
+        "seed": config.seed,
+        "weights before training": f"{config.weights or 'pretrained'} ({config.weights_fingerprint})",
+        "backbone": "frozen" if config.freeze_backbone else "trained",
+        "precision": config.precision,
+        "averaging": config.average or "none",
+    }
+    versions = ", ".join(f"{name} {number}" for name, number in config.versions.items())
+    return [
+        _table(["what", "value"], [[name, value] for name, value in facts.items()]),
+        _table(["hyperparameter", "value"], [[name, value] for name, value in config.hparams.items()]),
+        f"Versions: {versions}.",
+    ]
+
+
+def _table(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(value if value == "---" else _text(str(value)) for value in line) + " |" for line in lines
+    )
+
+
+def _text(value: str) -> str:
+    """A name of the user's inside Markdown: on one line, with nothing that would be read as layout."""
+    plain = " ".join(value.split())
+    for sign in "\\`*_[]<>|#":
+        plain = plain.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
+    return plain
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    shown = ", ".join(f"{_text(label)} in {_text(domain)}" for domain, label in pairs[:MOST])
+    return shown + (f" and {len(pairs) - MOST} more" if len(pairs) > MOST else "")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"

@@ -1,0 +1,211 @@
+"""The file formats, and the check that what was written computes what was trained."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from rcalign.errors import InputError, unknown
+from rcalign.exports.network import Deployed
+from rcalign.files import write_whole
+from rcalign.training.trained import TrainedModel
+
+TOLERANCE = 1e-4  # largest difference of a logit, relative to the largest logit where that is above one
+Run = Callable[[np.ndarray], Sequence[np.ndarray]]  # inputs -> logits, probabilities
+
+
+@dataclass(frozen=True)
+class Exported:
+    """file: what was written. input, output: how to call it. difference: the largest one of a logit or probability
+    between the file and the trained model on ``samples`` inputs; None for weights alone, which are the same bytes."""
+
+    file: Path
+    format: str
+    input: str
+    output: str
+    difference: float | None
+    samples: int
+
+
+def export_model(model: TrainedModel, format: str, out: Path, samples: Sequence[np.ndarray] = ()) -> Exported:
+    """Writes a trained model (on the CPU) to a file and checks the file.
+
+    samples: batches of real inputs to check on, of any sizes; without any, noise is used.
+    """
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    entry = model.algorithm
+    if entry.traits.batch_dependent and format != "safetensors":
+        raise InputError(
+            f"{entry.name} adapts to the batch that a sample comes with, which a fixed graph cannot do: export as "
+            "safetensors, or train another algorithm."
+        )
+    network = Deployed(model)
+    checked = list(samples) or _noise(model)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    run = FORMATS[format](network, model, checked[0], out)
+    difference = None if run is None else _difference(network, run, checked)
+    if difference is not None and not difference <= TOLERANCE:
+        out.unlink()
+        raise InputError(
+            f"the exported {format} model differs from the trained one by {difference:.1e} in a logit (at most "
+            f"{TOLERANCE:g} is expected), so it was not kept: please report the backbone '{model.config.backbone}'."
+        )
+    rows = sum(len(batch) for batch in checked)
+    return Exported(out, format, _input_text(model), _output_text(model), difference, rows)
+
+
+def _difference(network: Deployed, run: Run, batches: Sequence[np.ndarray]) -> float:
+    worst = 0.0
+    for batch in batches:
+        with torch.inference_mode():
+            expected = network(torch.from_numpy(batch))
+        for ours, theirs in zip(expected, run(batch), strict=True):
+            size = max(1.0, float(ours.abs().max()))
+            worst = max(worst, float(np.abs(ours.numpy() - theirs).max()) / size)
+    return worst
+
+
+def _noise(model: TrainedModel) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    if model.augmentation is None:
+        return [rng.normal(size=(n, *model.config.spec.input_shape)).astype(np.float32) for n in (3, 1)]
+    side = model.stored_size
+    shapes = ((3, side, side, 3), (1, side + 7, 2 * side, 3))
+    return [rng.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
+
+
+def _dynamic(model: TrainedModel) -> dict[int, Any]:
+    dims: dict[int, Any] = {0: torch.export.Dim("n")}
+    if model.augmentation is not None:
+        dims |= {1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
+    return dims
+
+
+def _example(model: TrainedModel, sample: np.ndarray) -> Tensor:
+    """At least two rows: an axis of length one would be taken for one that never changes."""
+    return torch.from_numpy(np.concatenate([sample[:1], sample[:1]]))
+
+
+def _onnx(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> Run:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"ONNX needs {', '.join(missing)}, which is not installed: pip install 'rcalign[export]'.")
+    import onnx
+    import onnxruntime
+
+    with _quiet():
+        program = torch.onnx.export(
+            network,
+            (_example(model, sample),),
+            input_names=[_input_name(model)],
+            output_names=["logits", "probabilities"],
+            dynamic_shapes={"x": _dynamic(model)},
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        graph = program.model_proto
+    for key, value in _about(model).items():
+        graph.metadata_props.add(key=key, value=value)
+    onnx.checker.check_model(graph)
+    content = graph.SerializeToString()
+    write_whole(out, content)
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda batch: session.run(None, {_input_name(model): batch})
+
+
+def _torchscript(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> Run:
+    with _quiet(), torch.no_grad():
+        traced = torch.jit.trace(network, (_example(model, sample),), check_trace=False)
+        buffer = io.BytesIO()
+        torch.jit.save(traced, buffer, _extra_files={"rcalign.json": json.dumps(_about(model)).encode()})
+    write_whole(out, buffer.getvalue())
+    loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))
+
+    def run(batch: np.ndarray) -> list[np.ndarray]:
+        with torch.inference_mode():
+            return [value.numpy() for value in loaded(torch.from_numpy(batch))]
+
+    return run
+
+
+def _safetensors(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> None:
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in network.state_dict().items()}
+    write_whole(out, safetensors.torch.save(tensors, metadata=_about(model)))
+
+
+FORMATS: dict[str, Callable[[Deployed, TrainedModel, np.ndarray, Path], Run | None]] = {
+    "onnx": _onnx,
+    "torchscript": _torchscript,
+    "safetensors": _safetensors,
+}
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
+
+
+def _about(model: TrainedModel) -> dict[str, str]:
+    """What the file says of itself: names with text, JSON where it is more than a word."""
+    config = model.config
+    about: dict[str, Any] = {
+        "classes": json.dumps(config.spec.classes, ensure_ascii=False),
+        "algorithm": config.algorithm,
+        "temperature": repr(model.temperature),
+        "input": _input_text(model),
+        "config": json.dumps(dataclasses.asdict(config), ensure_ascii=False),
+    }
+    if model.augmentation is not None:
+        augmentation = model.augmentation
+        about["preprocessing"] = json.dumps(
+            {
+                "stored_size": model.stored_size,
+                "size": augmentation.size,
+                "mean": augmentation.mean,
+                "std": augmentation.std,
+            }
+        )
+    return about
+
+
+def _input_name(model: TrainedModel) -> str:
+    return "x" if model.augmentation is None else "images"
+
+
+def _input_text(model: TrainedModel) -> str:
+    if model.augmentation is not None:
+        return "images: uint8 (n, height, width, 3), RGB, any height and width; alpha composited on white"
+    shape = ", ".join(map(str, model.config.spec.input_shape))
+    return f"x: float32 (n, {shape}), in the units of the training data"
+
+
+def _output_text(model: TrainedModel) -> str:
+    classes = model.config.spec.num_classes
+    return f"logits: float32 (n, {classes}); probabilities: float32 (n, {classes}), calibrated"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters of torch speak of their own matters."""
+    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
