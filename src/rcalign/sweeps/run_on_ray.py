@@ -97,6 +97,7 @@ def execute(
             driver = _Driver(sweep, search, folder, train, resources, board)
             if not driver.plan_more():
                 return None
+            board.show(driver.standing())
             with _connected(resources), _signals() as stopped:
                 return driver.drive(stopped)
 
@@ -109,8 +110,7 @@ class _Flight:
     """A run that was handed to Ray. asked: why it was asked to end, if it was."""
 
     entry: Entry
-    submitted: float
-    started: float | None = None
+    started: bool = False
     sign: float = 0.0
     signed: float = 0.0
     asked: str = ""
@@ -150,10 +150,11 @@ class _Driver:
     def plan_more(self) -> bool:
         """Queues what is planned and neither done nor failed: the search, then the repetitions of its winners."""
         again = _repeats_now(self.sweep, self.search, self.folder)
+        over = self.validation.keys() | self.failed | self.given_up
         for entry in (self.sweep.entry(run) for run in [*self.search, *again]):
             if entry["id"] not in self.entries:
                 self.entries[entry["id"]] = entry
-                if entry["id"] not in self.validation.keys() | self.failed | self.given_up:
+                if entry["id"] not in over:
                     self.queue.append(entry)
         return bool(self.queue)
 
@@ -170,7 +171,7 @@ class _Driver:
                 while self.queue and len(self.flying) < limit:
                     entry = self.queue.popleft()
                     ref = work.remote(train, dict(entry), str(self.folder.path.resolve()), self.resources, device)
-                    self.flying[ref] = _Flight(entry, time.monotonic())
+                    self.flying[ref] = _Flight(entry)
                 self._collect(POLL)
                 self._look()
                 self.board.show(self.standing())
@@ -196,7 +197,7 @@ class _Driver:
         known = [run for run in self.entries if run in self.validation]
         best = max(known, key=lambda run: self.validation[run], default=None)
         leader = "" if best is None else f"{self.entries[best]['label']} {100 * self.validation[best]:.1f} % validation"
-        running = sum(flight.started is not None for flight in self.flying.values())
+        running = sum(flight.started for flight in self.flying.values())
         left = len(self.queue) + len(self.flying)
         mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
         return Standing(
@@ -235,7 +236,7 @@ class _Driver:
         if end == "finished":
             self.folder.forgive(run)
             self.validation[run] = outcome["validation"]
-            self.seconds.append(time.monotonic() - (flight.started or flight.submitted))
+            self.seconds.append(outcome["seconds"])
         elif end == "no room":
             self.stop_reason = outcome["error"]
             self.queue.appendleft(flight.entry)
@@ -281,9 +282,8 @@ class _Driver:
             if run not in running or flight.asked:
                 continue
             sign = self.folder.last_sign(run)
-            if flight.started is None or sign != flight.sign:
-                flight.started = flight.started or now
-                flight.sign, flight.signed = sign, now
+            if not flight.started or sign != flight.sign:
+                flight.started, flight.sign, flight.signed = True, sign, now
             if now - flight.signed > self.resources.stalled_after:
                 flight.asked = "hung"
                 _kill(ref, running[run])
@@ -328,7 +328,8 @@ def _repeats_now(sweep: Sweep, search: Sequence[PlannedRun], folder: SweepFolder
         return ()
     finished, failures = folder.finished(), folder.failures()
     given_up = folder.given_up() if sweep.early_stopping is not None else set()
-    if any(run.id not in finished | failures.keys() | given_up for run in search):
+    over = finished | failures.keys() | given_up
+    if any(run.id not in over for run in search):
         return ()
     lost = given_up | {run for run, note in failures.items() if note["kind"] == "diverged"}
     validation: dict[str, float | None] = dict.fromkeys(lost)
@@ -378,6 +379,7 @@ def _work(train: Train, entry: Entry, path: str, resources: Resources, device: s
 
 def _attempt(train: Train, entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
     """Trains one run in its folder, from its checkpoint if there is one. What went wrong is returned, not raised."""
+    begun = time.monotonic()
     folder = SweepFolder(path)
     torch.set_num_threads(resources.cpus_per_run)
     try:
@@ -392,7 +394,7 @@ def _attempt(train: Train, entry: Entry, path: str, resources: Resources, device
             data = _dataset(entry["data"], entry.get("skip_bad", False))
             resume = run.config_file.exists()
             result = train(data, **train_arguments(entry), device=device, out=run.path, resume=resume)
-        return {"end": "finished", "validation": float(result["validation"])}
+        return {"end": "finished", "validation": float(result["validation"]), "seconds": time.monotonic() - begun}
     except Interrupted:
         return {"end": "interrupted"}
     except Exception as error:
