@@ -20,6 +20,7 @@ from rich.progress import Progress
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import exports, presets, registry, spaces
 from rcalign.data import source
+from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
 from rcalign.data.source import Arrays, Dataset, ImageArray, Images
 from rcalign.data.sources import arrays
@@ -212,6 +213,64 @@ def predict(
 def data_info(data: str | Path | Dataset) -> dict[str, Any]:
     """Samples per domain and class, what was dropped and why."""
     return source.describe(data if isinstance(data, Dataset) else source.load(data))
+
+
+def data_list(root: str | Path | None = None) -> list[dict[str, Any]]:
+    """The published benchmarks, and which of them are in the data root (``$RCALIGN_DATA``)."""
+    return actions.list_data(root)
+
+
+def data_prepare(
+    name: str,
+    sources: Sequence[str | Path],
+    root: str | Path | None = None,
+    *,
+    drop: str | Path | None = None,
+    keep: Sequence[str | Path] = (),
+    replace: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Puts a benchmark into the data root: from archives, folders, parquet files, camera-trap annotations, split files.
+
+    drop: a list of images to leave out (DomainNet's duplicates). keep: lists of the only images to use (DomainNet126).
+    """
+    return actions.prepare_data(name, sources, root, drop=drop, keep=keep, replace=replace, progress=progress)
+
+
+def data_verify(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    split_file: str | Path | None = None,
+    decode: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Compares domains, classes and counts of a benchmark with the published ones; decode: every image too."""
+    return actions.verify_data(name, root, split_file=split_file, decode=decode, progress=progress)
+
+
+def data_fetch(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    mirror: str | None = None,
+    keep_archives: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Downloads a benchmark and prepares it. mirror: an address that has its files, asked before the published ones."""
+    return actions.fetch_data(name, root, mirror=mirror, keep_archives=keep_archives, progress=progress)
+
+
+def data_sample(name: str, out: str | Path, *, each: int = 4, size: int = 64, seed: int = 0) -> dict[str, Any]:
+    """Writes a tiny stand-in with a benchmark's layout and names into the data root ``out``.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     use = data_sample("VLCS", folder, each=1, size=8)["use"]
+    ...     data_info(use)["rows_of_domain"]
+    {'Caltech101': 5, 'LabelMe': 5, 'SUN09': 5, 'VOC2007': 5}
+    """
+    return actions.sample_data(name, out, each=each, size=size, seed=seed)
 
 
 def algorithms(name: str | None = None) -> list[dict[str, Any]]:

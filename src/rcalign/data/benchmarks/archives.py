@@ -29,6 +29,10 @@ ZIP_SUFFIXES = (".zip",)
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
+class BrokenArchive(InputError):
+    """An archive that cannot be read to its end."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """What an archive may hold. growth: unpacked bytes for each packed one, once there are more than ``free`` bytes."""
@@ -298,7 +302,7 @@ def _readable(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the archive's
             raise
         first = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"archive '{path}' is broken or cut short ({first}): download it again.") from None
+        raise BrokenArchive(f"archive '{path}' is broken or cut short ({first}): download it again.") from None
 
 
 def write_bytes(content: bytes, target: Path) -> None:

@@ -51,11 +51,6 @@ def spots(benchmark: Benchmark, annotations: Iterable[tuple[str, bytes]]) -> dic
     return found
 
 
-def is_annotation(content: bytes) -> bool:
-    """Whether a JSON file looks like camera-trap annotations, without reading all of it."""
-    return b'"images"' in content and b'"annotations"' in content and b'"categories"' in content
-
-
 def _tables(name: str, content: bytes) -> dict[str, list[dict[str, Any]]]:
     try:
         tables = json.loads(content)
