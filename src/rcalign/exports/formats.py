@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,18 +109,25 @@ def _onnx(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path)
     import onnx
     import onnxruntime
 
-    with _quiet():
-        program = torch.onnx.export(
-            network,
-            (_example(model, sample),),
-            input_names=[_input_name(model)],
-            output_names=["logits", "probabilities"],
-            dynamic_shapes={"x": _dynamic(model)},
-            dynamo=True,
-            verbose=False,
-        )
-        assert program is not None
-        graph = program.model_proto
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                network,
+                (_example(model, sample),),
+                input_names=[_input_name(model)],
+                output_names=["logits", "probabilities"],
+                dynamic_shapes={"x": _dynamic(model)},
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        found = re.search(r"aten[.\w]+", str(error))
+        raise InputError(
+            f"{model.config.algorithm} with backbone '{model.config.backbone or 'default'}' computes something that "
+            f"ONNX has no operation for ({found[0] if found else 'unknown'}): export as torchscript."
+        ) from None
+    assert program is not None
+    graph = program.model_proto
     for key, value in _about(model).items():
         graph.metadata_props.add(key=key, value=value)
     onnx.checker.check_model(graph)
@@ -134,8 +142,8 @@ def _torchscript(network: Deployed, model: TrainedModel, sample: np.ndarray, out
         traced = torch.jit.trace(network, (_example(model, sample),), check_trace=False)
         buffer = io.BytesIO()
         torch.jit.save(traced, buffer, _extra_files={"rcalign.json": json.dumps(_about(model)).encode()})
+        loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))
     write_whole(out, buffer.getvalue())
-    loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))
 
     def run(batch: np.ndarray) -> list[np.ndarray]:
         with torch.inference_mode():
