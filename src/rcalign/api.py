@@ -168,7 +168,7 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
     for name, rows in rows_of.items():
         logits = [model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)]
         parts.append(Part(name, "test", np.concatenate(logits), position[dataset.y[rows]]))
-    figures = summary(parts, list(config.spec.domains), config.spec.count_matrix.numpy())
+    figures = summary(parts, list(config.spec.domains), config.spec.count_matrix.numpy(), dataset.shots)
     return {"algorithm": config.algorithm, "data": str(data) if data is not None else config.data, **figures}
 
 

@@ -80,11 +80,14 @@ def validation_loss(parts: Sequence[Part], source_domains: Sequence[str]) -> flo
     )
 
 
-def summary(parts: Sequence[Part], domains: Sequence[str], counts: np.ndarray) -> dict[str, Any]:
+def summary(
+    parts: Sequence[Part], domains: Sequence[str], counts: np.ndarray, shots: tuple[int, int] = (100, 20)
+) -> dict[str, Any]:
     """The figures of ``result.json`` from the test parts.
 
     domains: the K source domains, counts: (K, C) their training samples. Shots go by the training count of the
     (domain, class) pair; for a domain held out, which has none, by the class's mean count over the source domains.
+    shots: the limits of many and few, a fact of the data set (``Dataset.shots``).
     """
     tests = [part for part in parts if part.part == "test" and len(part.y)]
     if not tests:  # trained on every row there is
@@ -101,7 +104,7 @@ def summary(parts: Sequence[Part], domains: Sequence[str], counts: np.ndarray) -
         "average": float(np.mean(list(accuracy.values()))),
         "worst": float(min(accuracy.values())),
         "balanced": {part.domain: metrics.balanced_accuracy(part.logits, part.y) for part in tests},
-        "shots": metrics.shot_accuracy(correct, y, domain, rows),
+        "shots": metrics.shot_accuracy(correct, y, domain, rows, *shots),
         "ece": metrics.expected_calibration_error(probabilities, y),
     }
 

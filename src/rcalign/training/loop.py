@@ -142,7 +142,7 @@ def _finish(
         "preset": config.preset,
         "data": config.data,
         "test_domains": list(config.test_domains),
-        **summary(parts, list(task.spec.domains), counts),
+        **summary(parts, list(task.spec.domains), counts, task.dataset.shots),
         "calibration": calibration(parts, task.spec.domains),
         "validation": validation_accuracy(parts, task.spec.domains),
         "steps": at.step,
