@@ -31,6 +31,7 @@ from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features,
 from rcalign.diagnosis import diagnose as diagnose_arrays
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import Part, summary
+from rcalign.evaluation.metrics import next_value_interval
 from rcalign.files import write_whole
 from rcalign.predictions import Predictions, write_csv
 from rcalign.presets import Preset
@@ -170,6 +171,52 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
         parts.append(Part(name, "test", np.concatenate(logits), position[dataset.y[rows]]))
     figures = summary(parts, list(config.spec.domains), config.spec.count_matrix.numpy(), dataset.shots)
     return {"algorithm": config.algorithm, "data": str(data) if data is not None else config.data, **figures}
+
+
+def leave_one_out(
+    data: str | Path | Dataset,
+    algorithm: str = "RC-Align",
+    *,
+    seeds: int = 1,
+    level: float = 0.9,
+    out: str | Path | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """What to expect on the next domain: trains once for each domain held out (and each seed), and tests on it.
+
+    The result: ``accuracy`` of each domain when it was held out (mean over seeds), their ``average``, the ``worst``,
+    and the ``interval`` in which the accuracy on one more domain lies with probability ``level``, if it is drawn like
+    these. The runs are kept in ``out``, and found there again. options: those of ``train``.
+    """
+    _positive("seeds", seeds)
+    dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=bool(options.get("skip_bad")))
+    if len(dataset.domains) < 2:
+        raise InputError(f"'{dataset.name}' has one domain, '{dataset.domains[0]}': leaving one out takes two or more.")
+    name = registry.get(algorithm).name
+    root = Path(out) if out is not None else Path("runs") / _slug(Path(str(dataset.name)).stem, name, "leave_one_out")
+    runs: dict[str, list[dict[str, Any]]] = {domain: [] for domain in dataset.domains}
+    for position, domain in enumerate(dataset.domains):
+        for seed in range(seeds):
+            folder = root / f"{position}-{_slug(domain)}-seed{seed}"
+            given = {**options, "seed": seed, "out": folder, "resume": True, "progress": progress}
+            runs[domain].append(train(data, name, [domain], **given))
+    accuracy = {domain: float(np.mean([run["average"] for run in found])) for domain, found in runs.items()}
+    errors = [run["calibration"]["ece"]["test"] for found in runs.values() for run in found]
+    return {
+        "algorithm": name,
+        "data": dataset.name,
+        "seeds": seeds,
+        "accuracy": accuracy,
+        "balanced": {d: float(np.mean([run["balanced"][d] for run in found])) for d, found in runs.items()},
+        "average": float(np.mean(list(accuracy.values()))),
+        "worst": min(accuracy.values()),
+        "worst_domain": min(accuracy, key=lambda domain: accuracy[domain]),
+        "level": level,
+        "interval": list(next_value_interval(list(accuracy.values()), level)),
+        "ece": {when: float(np.mean([error[when] for error in errors])) for when in ("before", "after")},
+        "folder": str(root),
+    }
 
 
 def predict(
@@ -551,7 +598,12 @@ def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
 def default_folder(config: RunConfig) -> Path:
     """runs/DATA-ALGORITHM-HELDOUT-seedS."""
     words = [Path(config.data).stem, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
-    return Path("runs") / "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
+    return Path("runs") / _slug(*words)
+
+
+def _slug(*words: str) -> str:
+    """Words as a file name."""
+    return "-".join(re.sub(r"[^\w.]+", "_", word)[:80] for word in words)
 
 
 def _preset(dataset: Dataset, preset: str | None, freeze_backbone: bool) -> Preset:

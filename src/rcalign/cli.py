@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -162,19 +162,64 @@ def demo(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    subject: Annotated[
+        str, typer.Argument(metavar="RUN|DATA", help="A run folder or, with --leave-one-out, data as for 'train'.")
+    ],
     data: Annotated[
         str | None, typer.Argument(help="Other data with the same classes.", show_default="its own")
     ] = None,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Train once for each domain held out: what the next one may bring.")
+    ] = False,
+    algorithm: Annotated[
+        str | None, typer.Option(help="With --leave-one-out: what to train.", show_default="RC-Align")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="With --leave-one-out: runs for each domain.")] = 1,
+    steps: Annotated[int | None, typer.Option(help="As for 'train'.", show_default="by the preset")] = None,
+    preset: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
+    backbone: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
+    weights: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="pretrained")] = None,
+    freeze_backbone: Annotated[bool, typer.Option("--freeze-backbone", help="As for 'train'.")] = False,
+    image_size: Annotated[int | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="As for 'train'.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the runs are kept.", show_default="runs/...")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Test a trained model on its own held-out domains, or on other data."""
-    from rcalign import api
+    """Test a trained model on its own held-out domains or on other data; or estimate what the next domain will bring.
 
-    result = api.evaluate(run, data, device=device)
+    Examples: rcalign evaluate runs/one; rcalign evaluate photos/ --algorithm rc-align --leave-one-out
+    """
+    from rcalign import api
+    from rcalign.spaces import assignments
+
+    training: dict[str, Any] = {
+        "steps": steps,
+        "preset": preset,
+        "backbone": backbone,
+        "weights": weights,
+        "image_size": image_size,
+        "freeze_backbone": freeze_backbone,
+        "hparams": assignments(set_ or []),
+    }
+    if not leave_one_out:
+        given = [name for name, value in {"algorithm": algorithm, "out": out, **training}.items() if value]
+        if given:
+            raise InputError(
+                f"--{given[0].replace('_', '-').replace('hparams', 'set')} is for training, but a trained run is "
+                "evaluated: leave it out, or give data and --leave-one-out."
+            )
+        result = api.evaluate(subject, data, device=device)
+    elif data is not None:
+        raise InputError(f"'{data}' is one argument too many: --leave-one-out takes one set of data.")
+    else:
+        result = api.leave_one_out(
+            subject, algorithm or "RC-Align", seeds=seeds, out=out, device=device, progress=True, **training
+        )
     if as_json:
         print(json.dumps(result, indent=2))
+    elif leave_one_out:
+        Console().print(_expected(result))
     else:
         Console().print(_figures(result))
 
@@ -640,6 +685,29 @@ def _figures(result: dict[str, Any]) -> Table:
             table.add_row(f"{shot} shot", f"{100 * value:.1f}", "")
     table.add_row("calibration error", f"{100 * result['ece']:.1f}", "")
     return table
+
+
+def _expected(result: dict[str, Any]) -> Group:
+    table = Table(
+        "domain held out",
+        "accuracy",
+        "balanced",
+        title=f"{result['algorithm']} on {result['data']}, per cent on domains not trained on",
+    )
+    for domain, value in result["accuracy"].items():
+        table.add_row(_plain(domain), f"{100 * value:.1f}", f"{100 * result['balanced'][domain]:.1f}")
+    table.add_section()
+    table.add_row("average", f"{100 * result['average']:.1f}", "")
+    low, high = (100 * value for value in result["interval"])
+    count = len(result["accuracy"])
+    return Group(
+        table,
+        Text(
+            f"Expect {100 * result['average']:.1f} per cent on the next domain, {100 * result['level']:.0f} times in 100 "
+            f"between {low:.1f} and {high:.1f}, if it is drawn like these {count}. Worst so far: "
+            f"{100 * result['worst']:.1f} on '{result['worst_domain']}'.\nRuns: {result['folder']}"
+        ),
+    )
 
 
 def _plain(name: str) -> Text:

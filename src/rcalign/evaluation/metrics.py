@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import log_softmax
+from scipy.stats import t as student_t
 
 from rcalign.errors import InputError
 
@@ -148,6 +149,26 @@ def fit_temperature(logits: ArrayLike, y: ArrayLike) -> float:
     if slope(high) >= 0:
         return TEMPERATURES[1]
     return float(math.exp(brentq(slope, low, high, xtol=1e-12)))
+
+
+def next_value_interval(values: ArrayLike, level: float = 0.9) -> tuple[float, float]:
+    """Where one more value, drawn like the given ones, lies with probability ``level``: two-sided, cut to [0, 1].
+
+    With m and s the mean and standard deviation of k values: m -+ t s sqrt(1 + 1 / k), t the quantile of Student's
+    distribution with k - 1 degrees of freedom. Fewer than two values say nothing: (0, 1).
+
+    >>> low, high = next_value_interval([0.6, 0.7, 0.8], level=0.9)
+    >>> round(low, 3), round(high, 3)
+    (0.363, 1.0)
+    """
+    known = _floats(values)
+    if not 0 < level < 1:
+        raise InputError(f"the level of the interval is {level:g}, but a probability between 0 and 1 is expected.")
+    if len(known) < 2:
+        return 0.0, 1.0
+    spread = float(known.std(ddof=1) * math.sqrt(1 + 1 / len(known)) * student_t.ppf((1 + level) / 2, len(known) - 1))
+    mean = float(known.mean())
+    return max(0.0, mean - spread), min(1.0, mean + spread)
 
 
 def confusion(predicted: ArrayLike, y: ArrayLike, classes: int) -> Integers:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rcalign import registry
 from rcalign.exports.formats import Exported
+from rcalign.models.backbones import DEFAULT_IMAGE_BACKBONE
 from rcalign.records import RunConfig
 
 FEW = 20  # training samples of a (domain, class) pair from which on it is not called rare
@@ -22,11 +23,11 @@ def model_card(
     """The card of a run. result: None for a run that is not finished. findings: (title, text) of a diagnosis."""
     entry = registry.get(config.algorithm)
     kind = "images" if config.image_size is not None else "arrays"
-    network = config.backbone or ("the default image network" if kind == "images" else "a small network")
+    network = config.backbone or (DEFAULT_IMAGE_BACKBONE if kind == "images" else "a small network")
     parts = [
         f"# {config.algorithm} on {_text(config.data)}",
         f"A classifier of {config.spec.num_classes} classes, trained on {config.spec.num_domains} domains, to be used "
-        f"on further ones. Method: {entry.summary} ({entry.paper}). Network: {_text(network)}"
+        f"on further ones. Method: {entry.summary} ({entry.paper}). Network: {network}"
         + (f", images of {config.image_size} x {config.image_size}." if kind == "images" else "."),
     ]
     if exported is not None:

@@ -105,7 +105,7 @@ def _example(model: TrainedModel, sample: np.ndarray) -> Tensor:
 def _onnx(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> Run:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(f"ONNX needs {', '.join(missing)}, which is not installed: pip install 'rcalign[export]'.")
+        raise InputError(f"ONNX needs {', '.join(missing)}, which is not installed: pip install 'rcalign[onnx]'.")
     import onnx
     import onnxruntime
 
