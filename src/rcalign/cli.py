@@ -703,8 +703,8 @@ def _expected(result: dict[str, Any]) -> Group:
     return Group(
         table,
         Text(
-            f"Expect {100 * result['average']:.1f} per cent on the next domain, {100 * result['level']:.0f} times in 100 "
-            f"between {low:.1f} and {high:.1f}, if it is drawn like these {count}. Worst so far: "
+            f"Expect {100 * result['average']:.1f} per cent on the next domain: {100 * result['level']:.0f} times in "
+            f"100 between {low:.1f} and {high:.1f}, if it is drawn like these {count}. Worst so far: "
             f"{100 * result['worst']:.1f} on '{result['worst_domain']}'.\nRuns: {result['folder']}"
         ),
     )

@@ -1,0 +1,1 @@
+"""Our algorithms inside other people's code."""
