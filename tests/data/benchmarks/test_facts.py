@@ -68,6 +68,25 @@ def test_counts_and_classes_are_those_of_the_split_file(name: str, reference: Pa
     assert {(int(row["label"]), row["path"].split("/")[1]) for row in rows} == set(enumerate(benchmark.classes))
 
 
+def test_the_page_says_what_the_facts_say() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    for benchmark in facts.benchmarks().values():
+        numbers = [edition.rows for edition in benchmark.editions]
+        numbers += [n for edition in benchmark.editions[:1] for n in (edition.domains or {}).values()]
+        numbers = [n for n in numbers if benchmark.name != "TerraIncognita" or n > 20_000]
+        for split in benchmark.split_counts:
+            numbers += [split.train, split.val, split.test]
+            assert split.shots is None or " / ".join(map(str, split.shots)) in page
+        assert [n for n in numbers if f"{n:,}" not in page] == [], benchmark.name
+        for text in (
+            benchmark.name,
+            benchmark.mlt_name,
+            benchmark.page,
+            f"{benchmark.held_out[0]}, {benchmark.held_out[1]}",
+        ):
+            assert str(text) in page
+
+
 def test_every_name_can_be_given_as_data() -> None:
     wanted = {*facts.benchmarks(), "ColoredMNIST", "RotatedMNIST"}
     wanted |= {f"{name}-MLT" for name in facts.benchmarks()} - {"TerraIncognita-MLT"} | {"TerraInc-MLT"}

@@ -139,6 +139,15 @@ def test_long_tailed(server: Server, archive: bytes, own_root: Path) -> None:
     assert (own_root / "PACS/PACS.csv").read_bytes() == split
 
 
+def test_a_split_file_of_other_names_is_not_put_in_the_way(server: Server, archive: bytes, own_root: Path) -> None:
+    server.files["PACS.zip"] = File(archive)
+    server.files["PACS.csv"] = File(b"env,label,path,split\nphoto,0,photo/dog/056_0001.jpg,train\n")
+    remote = Remote("PACS.csv", (f"{server.url}/PACS.csv",))
+    done = fetch.fetch(replace(at(server, "PACS.zip"), split_file=remote), long_tailed=True, patience=QUICK)
+    assert "such as 'photo/dog/056_0001.jpg'" in done["notes"][0]
+    assert not (own_root / "PACS/PACS.csv").exists()
+
+
 def test_a_stand_in_is_in_the_way(server: Server, own_root: Path) -> None:
     sample.sample(PACS, own_root, each=1, size=8)
     with pytest.raises(InputError, match="drawn stand-in"):

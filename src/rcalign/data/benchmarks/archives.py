@@ -44,7 +44,7 @@ class Limits:
     free: int = 256 * 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A file: its path within the source, with '/', and its size."""
 

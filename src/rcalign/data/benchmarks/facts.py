@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 import numpy as np
@@ -126,6 +126,7 @@ def is_mlt(name: str) -> bool:
     return key(name).endswith("mlt")
 
 
+@lru_cache(maxsize=4096)  # asked for each of half a million paths, of a few hundred folders
 def key(name: str) -> str:
     """A name without case and punctuation."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
@@ -146,7 +147,7 @@ def _raw(path: str) -> tuple[str, ...]:
     owner, name, branch, rest = path.split("/", 3)
     return (
         f"https://raw.githubusercontent.com/{path}",
-        f"https://cdn.jsdelivr.net/gh/{owner}/{name}@{branch}/{rest}",
+        f"https://github.com/{owner}/{name}/raw/{branch}/{rest}",
     )
 
 

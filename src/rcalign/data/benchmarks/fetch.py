@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rcalign.data.benchmarks import contents, mnist, parquet
+from rcalign.data.benchmarks import contents, mdlt, mnist, parquet
 from rcalign.data.benchmarks.archives import BrokenArchive
 from rcalign.data.benchmarks.download import NoSource, Patience, download
 from rcalign.data.benchmarks.facts import MNIST_FILES, Benchmark, Offer, Remote
@@ -76,6 +76,12 @@ def _fetch_split(
         return [
             f"the split file {failed.name} could not be fetched ({url}: {why}): the published rule will make the "
             f"split; for the published rows, put the file at '{place}'"
+        ]
+    lost = mdlt.read(benchmark, file).keys() - set(contents.look(benchmark, root).names)
+    if lost:  # as in a copy with other file names: of no use, and in the way
+        return [
+            f"{len(lost):,} images of the published split file are not here under their names, such as '{min(lost)}': "
+            "the published rule will make the split"
         ]
     with disk_errors(place.parent):
         write_whole(place, file.read_bytes())

@@ -19,7 +19,7 @@ PARTS = ("train", "crossval", "val", "test", "full", "all", "images")
 PART_CHOICES = (("train", "crossval", "val", "test"), ("full", "test"), ("full",), ("all",), ("images",), PARTS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Spot:
     """Where an image goes."""
 
@@ -36,7 +36,7 @@ class Layout:
     left_out: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Candidate:
     path: str
     top: str
