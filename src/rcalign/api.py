@@ -23,7 +23,7 @@ from rcalign.data import source
 from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
 from rcalign.data.source import Arrays, Dataset, ImageArray, Images
-from rcalign.data.sources import arrays
+from rcalign.data.sources import arrays, named
 from rcalign.data.splits import PROTOCOLS
 from rcalign.data.splits import split as make_splits
 from rcalign.devices import check_precision, resolve_device
@@ -597,7 +597,10 @@ def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
 
 def default_folder(config: RunConfig) -> Path:
     """runs/DATA-ALGORITHM-HELDOUT-seedS."""
-    words = [Path(config.data).stem, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
+    data = Path(config.data).stem
+    if named.is_name(config.data):  # where a benchmark lies does not tell which one it is
+        data = re.sub(r"(?<=[:,])root=[^,]*", "", config.data).rstrip(":,")
+    words = [data, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
     return Path("runs") / _slug(*words)
 
 

@@ -68,6 +68,14 @@ def test_train_by_name(rcalign: Run, own_root: Path) -> None:
     assert "Caltech101" in out and "few shot" in out
 
 
+def test_runs_are_named_after_the_benchmark(rcalign: Run, tmp_path: Path) -> None:
+    rcalign("data", "sample", "VLCS", "--out", "my.root", "--each", 5, "--size", 32)
+    options = ("--steps", 1, "--weights", "none", "--image-size", 32, "--set", "batch_size=2")
+    code, _, err = rcalign("train", "VLCS:root=my.root,partial=true", "--test-domain", "SUN09", *options)
+    assert code == 0, err
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["VLCS_partial_true-RC_Align-SUN09-lodo-seed0"]
+
+
 def test_prepare_and_verify(rcalign: Run, own_root: Path, pictures: Path, tmp_path: Path) -> None:
     archive = pack(pictures / "PACS", tmp_path / "PACS.zip", "PACS/")
     code, out, err = rcalign("data", "prepare", "PACS", "--from", archive)
