@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -141,14 +142,14 @@ def train(
         track_bound=track_bound,
         progress=True,
     )
-    Console().print(_figures(result))
+    _console().print(_figures(result))
     print(f"Run folder: {result['folder']}\nNext: rcalign predict {result['folder']} IMAGE...")
 
 
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the runs and the picture go.")] = Path("demo"),
-    steps: Annotated[int, typer.Option(help="Updates of each of the four models.")] = 120,
+    steps: Annotated[int, typer.Option(help="Updates of each of the four models.")] = 100,
 ) -> None:
     """Compare ERM and RC-Align on emoji drawings of vendors they have not seen. A few minutes; resumes if stopped."""
     from rcalign.demo import demo as run
@@ -219,9 +220,9 @@ def evaluate(
     if as_json:
         print(json.dumps(result, indent=2))
     elif leave_one_out:
-        Console().print(_expected(result))
+        _console().print(_expected(result))
     else:
-        Console().print(_figures(result))
+        _console().print(_figures(result))
 
 
 @app.command()
@@ -255,8 +256,8 @@ def predict(
         return
     table = Table("path", "predicted", "probability")
     for row in result["rows"]:
-        table.add_row(_plain(row["path"]), _plain(row["predicted"]), f"{row['confidence']:.3f}")
-    Console().print(table)
+        table.add_row(row["path"], row["predicted"], f"{row['confidence']:.3f}")
+    _console().print(table)
 
 
 @data_app.command("info")
@@ -274,10 +275,10 @@ def data_info(data: Data, as_json: AsJson = False) -> None:
         table.add_row(name, *(f"{n:,}" for n in [*numbers, sum(numbers)]))
     table.add_section()
     table.add_row("all", *(f"{n:,}" for n in info["rows_of_domain"].values()), f"{info['rows']:,}")
-    console = Console()
+    console = _console()
     console.print(table)
     for note in info["notes"]:
-        console.print(f"- {note}", markup=False)
+        console.print(f"- {note}")
 
 
 Root = Annotated[
@@ -695,7 +696,7 @@ def _expected(result: dict[str, Any]) -> Group:
         title=f"{result['algorithm']} on {result['data']}, per cent on domains not trained on",
     )
     for domain, value in result["accuracy"].items():
-        table.add_row(_plain(domain), f"{100 * value:.1f}", f"{100 * result['balanced'][domain]:.1f}")
+        table.add_row(domain, f"{100 * value:.1f}", f"{100 * result['balanced'][domain]:.1f}")
     table.add_section()
     table.add_row("average", f"{100 * result['average']:.1f}", "")
     low, high = (100 * value for value in result["interval"])
@@ -710,10 +711,9 @@ def _expected(result: dict[str, Any]) -> Group:
     )
 
 
-def _plain(name: str) -> Text:
-    """A name of the user's: not read as markup, on one line, printable on any terminal."""
-    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name)
-    return Text(shown.encode("utf-8", "backslashreplace").decode())
+def _console() -> Console:
+    """For tables with names of the user's, which are not to be read as markup."""
+    return Console(markup=False)
 
 
 def _number(value: float | None) -> str:
@@ -722,6 +722,8 @@ def _number(value: float | None) -> str:
 
 def main() -> None:
     """Runs a command; what is the user's to mend is said in one sentence, with exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text
     try:
         app(standalone_mode=True)
     except (InputError, DivergedError) as error:
