@@ -574,7 +574,8 @@ def export(
     findings = [(finding.title, finding.text) for finding in diagnose(run).advice] if diagnosis else []
     done = exports.export_model(model, format, file, _some_inputs(model))
     card = file.with_name(f"{file.stem}-card.md")
-    write_whole(card, exports.model_card(model.config, RunFolder(run).result(), done, findings).encode())
+    text = exports.model_card(model.config, RunFolder(run).result(), done, findings)
+    write_whole(card, text.encode(errors="backslashreplace"))
     return {**dataclasses.asdict(done), "file": str(file), "card": str(card)}
 
 
@@ -605,8 +606,9 @@ def default_folder(config: RunConfig) -> Path:
 
 
 def _slug(*words: str) -> str:
-    """Words as a file name."""
-    return "-".join(re.sub(r"[^\w.]+", "_", word)[:80] for word in words)
+    """Words as a file name, which systems allow up to 255 bytes."""
+    name = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
+    return name.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
 
 
 def _preset(dataset: Dataset, preset: str | None, freeze_backbone: bool) -> Preset:

@@ -157,7 +157,7 @@ class RunFolder:
         if not self.records_file.exists():
             return []
         rows = []
-        for line in self.records_file.read_text().splitlines():
+        for line in self.records_file.read_text(errors="replace").splitlines():
             try:
                 rows.append(Record(**json.loads(line)))
             except (json.JSONDecodeError, TypeError):
@@ -169,7 +169,15 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run, else None."""
-        return json.loads(self.result_file.read_text()) if self.result_file.exists() else None
+        if not self.result_file.exists():
+            return None
+        try:
+            return dict(json.loads(self.result_file.read_text()))
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"'{self.result_file}' is damaged ({type(error).__name__}): restore it, or remove it and go on with "
+                "--resume."
+            ) from None
 
 
 def read_config(path: Path | str) -> RunConfig:
@@ -196,7 +204,9 @@ def read_config(path: Path | str) -> RunConfig:
             ),
             **values,
         )
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, no text, or other JSON than ours
         raise InputError(f"'{file}' is damaged ({type(error).__name__}: {error}): restore it or train again.") from None
 
 

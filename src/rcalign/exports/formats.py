@@ -169,11 +169,11 @@ def _about(model: TrainedModel) -> dict[str, str]:
     """What the file says of itself: names with text, JSON where it is more than a word."""
     config = model.config
     about: dict[str, Any] = {
-        "classes": json.dumps(config.spec.classes, ensure_ascii=False),
+        "classes": json.dumps(config.spec.classes),
         "algorithm": config.algorithm,
         "temperature": repr(model.temperature),
         "input": _input_text(model),
-        "config": json.dumps(dataclasses.asdict(config), ensure_ascii=False),
+        "config": json.dumps(dataclasses.asdict(config)),
     }
     if model.augmentation is not None:
         augmentation = model.augmentation

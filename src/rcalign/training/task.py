@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Iterator
@@ -179,7 +180,8 @@ def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progre
     key = f"features-{dataset.fingerprint[:24]}-{weights}-{inputs.shape[-1]}.npy"
     file = cache_root() / key
     if file.exists():
-        return np.load(file, mmap_mode="r", allow_pickle=False)
+        with contextlib.suppress(ValueError, EOFError):  # not what was written: computed anew
+            return np.load(file, mmap_mode="r", allow_pickle=False)
     featurizer = placed(backbone.featurizer, inputs.device).eval()
     pieces = []
     with torch.inference_mode(), Progress(disable=not progress, transient=True) as bar:

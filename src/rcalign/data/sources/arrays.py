@@ -94,7 +94,11 @@ def from_arrays(arrays: dict[str, np.ndarray], *, name: str = "arrays", where: s
 def _read(file: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in (*REQUIRED, *OPTIONAL) if key in archive.files}
+            found = {key: archive[key] for key in (*REQUIRED, *OPTIONAL) if key in archive.files}
+        for key, value in found.items():
+            if not isinstance(value, np.ndarray):  # numpy hands over what is no array as it is
+                raise ValueError(f"{key} is no array")
+        return found
     except ValueError as error:
         if "pickle" in str(error):
             raise InputError(
