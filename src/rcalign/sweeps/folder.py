@@ -7,6 +7,7 @@ Locks vanish with their process, whatever kills it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -37,16 +38,24 @@ class SweepFolder:
         """Claims the folder for these runs, or agrees that they are what it holds, perhaps with more of them."""
         if self.plan_file.exists():
             planned = {entry["id"] for entry in entries}
-            before = [entry["id"] for entry in self.plan()["runs"] if entry["phase"] == "search"]
+            before = self._searched_before()
             foreign = [run for run in before if run not in planned]
             if foreign:
                 raise InputError(
-                    f"'{self.path}' holds another sweep ('{self.plan()['name']}'; {len(foreign)} of its {len(before)} "
-                    "runs are not in this plan): choose another --out."
+                    f"'{self.path}' holds another sweep ({len(foreign)} of its {len(before)} runs are not in this "
+                    "plan): choose another --out."
                 )
         elif self.path.exists() and any(item.name != "driver.json" for item in self.path.iterdir()):
             raise InputError(f"the output folder '{self.path}' holds other files: choose an empty or new one.")
         self.write_plan(name, seed_rule, entries)
+
+    def _searched_before(self) -> list[str]:
+        """What the folder was for; if its plan is damaged, what was begun."""
+        try:
+            json.loads(self.plan_file.read_text())
+        except json.JSONDecodeError:
+            return sorted(self.started())
+        return [entry["id"] for entry in self.plan()["runs"] if entry["phase"] == "search"]
 
     def write_plan(self, name: str, seed_rule: str, entries: Sequence[Entry]) -> None:
         rows = ",\n".join(json.dumps(entry) for entry in entries)  # a line each: easy to read and to compare
@@ -94,6 +103,10 @@ class SweepFolder:
 
     def give_up(self, run: str, step: int, validation: float) -> None:
         self._write("given-up", run, {"id": run, "step": step, "validation": validation})
+
+    def take_up(self, run: str) -> None:
+        """A draw that was given up and goes on."""
+        (self.path / "given-up" / f"{run}.json").unlink(missing_ok=True)
 
     def last_sign(self, run: str) -> float:
         """When a run last wrote anything (a time of the file system, only good for comparing)."""
@@ -178,6 +191,11 @@ def _locked(file: Path, wait: float, busy: Callable[[Mapping[str, Any]], Excepti
                 raise busy(_content(file)) from None
             time.sleep(0.1)
             continue
+        except OSError as error:
+            handle.close()
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            raise InputError(f"the file system of '{file.parent}' knows no locks: choose another --out.") from None
         if file.exists() and os.path.samestat(os.fstat(handle.fileno()), file.stat()):
             break
         handle.close()  # its former holder removed it between opening and locking

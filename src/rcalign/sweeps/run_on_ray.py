@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,10 @@ class _Driver:
         self.flying: dict[Any, _Flight] = {}
         self.attempts: Counter[str] = Counter()
         self.failed = set(folder.failures())
-        self.given_up = folder.given_up() if sweep.early_stopping is not None else set()
+        if sweep.early_stopping is None:  # what an earlier plan gave up goes on
+            for run in folder.given_up():
+                folder.take_up(run)
+        self.given_up = folder.given_up()
         self.validation: dict[str, float] = {}
         self.seconds: list[float] = []
         for run in folder.finished():
@@ -327,7 +330,7 @@ def _repeats_now(sweep: Sweep, search: Sequence[PlannedRun], folder: SweepFolder
     if sweep.seed_rule != TUNE_THEN_REPEAT:
         return ()
     finished, failures = folder.finished(), folder.failures()
-    given_up = folder.given_up() if sweep.early_stopping is not None else set()
+    given_up = folder.given_up() if sweep.early_stopping is not None else set[str]()
     over = finished | failures.keys() | given_up
     if any(run.id not in over for run in search):
         return ()
@@ -344,7 +347,8 @@ def _curve(run: RunFolder) -> list[tuple[int, float]]:
 def _kill(ref: Any, process: Mapping[str, Any]) -> None:
     """Ends a process that does not answer; here the kernel does it, elsewhere only Ray can."""
     if process.get("host") == socket.gethostname():
-        os.kill(process["pid"], signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(process["pid"], signal.SIGKILL)
     else:
         ray.cancel(ref, force=True)
 
@@ -437,38 +441,32 @@ def _connected(resources: Resources) -> Iterator[None]:
     if ray.is_initialized():  # by the program that calls us: then it is not ours to end
         yield
         return
+    start: dict[str, Any] = {"address": resources.address}
     if resources.address is None:
-        if resources.cpus_per_run > _cpus():
-            raise InputError(
-                f"--cpus-per-run is {resources.cpus_per_run}, but this machine has {_cpus()}: ask for less."
-            )
-        gpus = torch.cuda.device_count()
-        if resources.gpus_per_run > gpus:
-            raise InputError(
-                f"--gpus-per-run is {resources.gpus_per_run:g}, but this machine has {gpus}: ask for less."
-            )
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        cpus = max(_cpus(), (resources.workers or 1) * resources.cpus_per_run)
-        start: dict[str, Any] = {
-            "address": "local",
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE,
-        }
-    else:
-        start = {"address": resources.address}
+        start = {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+        if resources.workers is not None:  # else Ray counts the cores, also in a container
+            start["num_cpus"] = resources.workers * resources.cpus_per_run
     try:
         ray.init(**start, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise InputError(f"Ray does not start ({_last_line(str(error))}): mend that, then try again.") from error
     try:
+        if resources.address is None:
+            _check_fit(resources)
         yield
     finally:
         ray.shutdown()
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _check_fit(resources: Resources) -> None:
+    """On one machine, what does not fit will never fit."""
+    has = ray.cluster_resources()
+    if _fitting(has, resources) == 0:
+        raise InputError(
+            f"a run asks for {resources.cpus_per_run} cores and {resources.gpus_per_run:g} GPUs, but here are "
+            f"{has.get('CPU', 0):g} and {has.get('GPU', 0):g}: ask for less."
+        )
 
 
 def _fitting(has: Mapping[str, float], resources: Resources) -> int:
