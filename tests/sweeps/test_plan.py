@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from rcalign import registry, spaces
+from rcalign.data import sources
+from rcalign.data.benchmarks import facts
 from rcalign.errors import InputError
 from rcalign.spaces import Choice, LogUniform, Uniform
 from rcalign.sweeps.plan import DataLook, EarlyStopping, PlannedRun, Sweep, expand, hopeless, repeats, train_arguments
@@ -328,6 +330,15 @@ def test_emoji_recipes_name_the_vendors_there_are() -> None:
     from rcalign.data.sources.emoji import VENDORS
 
     assert read("emoji").domains["emoji"] == tuple(VENDORS)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_names_data_sets_and_domains_that_exist(name: str) -> None:
+    sweep = read(name)
+    assert all(sources.is_name(data) for data in sweep.data)
+    for data, domains in sweep.domains.items():
+        if not data.startswith("emoji"):
+            assert set(domains) == set(facts.get(data).domains), data
 
 
 def test_nothing_is_looked_at_for_a_recipe() -> None:

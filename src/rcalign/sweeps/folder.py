@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rcalign.data import sources
 from rcalign.errors import InputError
 from rcalign.files import write_whole
 from rcalign.records import RunFolder, write_json
@@ -322,8 +324,11 @@ def describe(entry: Entry) -> str:
 
 
 def short(data: str) -> str:
+    """A name without where it lies, or the stem of a path.
+
+    >>> short("/d/rows.npz"), short("emoji-mlt:imbalance=20.5"), short("PACS:root=/d")
+    ('rows', 'emoji-mlt:imbalance=20.5', 'PACS')
     """
-    >>> short("/d/rows.npz"), short("emoji-mlt:imbalance=20.5")
-    ('rows', 'emoji-mlt:imbalance=20.5')
-    """
-    return Path(data).stem if "/" in data else data
+    if sources.is_name(data):
+        return re.sub(r"(?<=[:,])root=[^,]*", "", data).rstrip(":,")
+    return Path(data).stem
