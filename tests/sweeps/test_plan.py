@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import subprocess
@@ -11,12 +12,22 @@ from typing import Any
 
 import pytest
 
-from rcalign import registry, spaces
+from rcalign import api, registry, spaces
 from rcalign.data import sources
 from rcalign.data.benchmarks import facts
 from rcalign.errors import InputError
 from rcalign.spaces import Choice, LogUniform, Uniform
-from rcalign.sweeps.plan import DataLook, EarlyStopping, PlannedRun, Sweep, expand, hopeless, repeats, train_arguments
+from rcalign.sweeps.plan import (
+    OPTIONS,
+    DataLook,
+    EarlyStopping,
+    PlannedRun,
+    Sweep,
+    expand,
+    hopeless,
+    repeats,
+    train_arguments,
+)
 from rcalign.sweeps.plan_file import parse, read, recipes
 
 DOMAINS = ["art", "cartoon", "photo", "sketch"]
@@ -196,6 +207,11 @@ def test_an_entry_of_plan_json_carries_all_that_train_needs() -> None:
     assert arguments["preset"] == "domainbed"
     assert arguments["protocol"] == "lodo"
     assert arguments.keys() & {"label", "draw", "id"} == set()
+
+
+def test_a_plan_can_say_everything_that_train_can() -> None:
+    others = {"data", "algorithm", "test_domains", "seed", "hparams", "device", "out", "resume", "progress"}
+    assert inspect.signature(api.train).parameters.keys() == OPTIONS.keys() | others
 
 
 # --- the work of planning --------------------------------------------------------------------------------------------

@@ -38,7 +38,9 @@ OPTIONS: dict[str, type] = {
     "image_size": int,
     "average": str,
     "precision": str,
+    "compile": bool,
     "skip_bad": bool,
+    "track_bound": int,
 }
 
 

@@ -163,7 +163,7 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key in OPTIONS:
             _typed(key, value, OPTIONS[key])
-        if key in ("steps", "evaluate_every", "image_size"):
+        if key in ("steps", "evaluate_every", "image_size", "track_bound"):
             _count(key, value)
     if "preset" in values:
         presets.get(values["preset"])
