@@ -103,6 +103,9 @@ def train(
     ] = None,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the network: a minute at first, faster steps after.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out and list them.")] = False,
@@ -136,6 +139,7 @@ def train(
         average=average,
         device=device,
         precision=precision,
+        compile=compile,
         out=out,
         resume=resume,
         skip_bad=skip_bad,

@@ -46,6 +46,7 @@ class RunConfig:
     threads: int = 1
     track_bound: int | None = None
     stage_one: str | None = None
+    compile: bool = False
     stored_size: int | None = None  # side of the kept images; not part of the identity, since the data determine it
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
@@ -53,7 +54,7 @@ class RunConfig:
     def identity(self) -> dict[str, Any]:
         """The fields that determine the result; the device, threads and versions only how it is computed."""
         everything = dataclasses.asdict(self)
-        for name in ("device", "versions", "threads", "stored_size", "track_bound", "format"):
+        for name in ("device", "versions", "threads", "compile", "stored_size", "track_bound", "format"):
             del everything[name]
         return everything
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, BaseHparams
+from rcalign.errors import InputError
 from rcalign.files import load_weights
 from rcalign.records import RunConfig, RunFolder
 from rcalign.registry import Entry
@@ -57,6 +58,14 @@ def complete(
                 model, task, folder, config, averaging=averaging, tracker=tracker, resume=resume, progress=progress
             )
             folder.finish(result)
+    except Exception as error:
+        # by name: importing those takes seconds
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        raise InputError(
+            f"torch.compile does not work here ({why}): install a C++ compiler, or leave --compile out."
+        ) from None
     finally:
         folder.release()
     return model, result
@@ -92,7 +101,10 @@ def _stage_one(
 def _model(task: Task, config: RunConfig) -> Algorithm:
     algorithm = registry.get(config.algorithm).algorithm
     hparams = spaces.build(algorithm.Hparams, config.hparams)
-    return algorithm(task.spec, task.network(config.seed), hparams, seed=config.seed)
+    model = algorithm(task.spec, task.network(config.seed), hparams, seed=config.seed)
+    if config.compile:
+        model.featurizer.compile()  # in place: the names of weights stay as they are
+    return model
 
 
 def _averaging(config: RunConfig, model: Algorithm) -> Averaging | None:
