@@ -120,8 +120,12 @@ class Sweep:
     early_stopping: EarlyStopping | None = None
 
     def located(self, text: str) -> str:
-        """A name as it is; a path, which is relative to the sweep file, as an absolute one."""
-        return str((self.base / text).resolve()) if not sources.is_name(text) and (self.base / text).exists() else text
+        """A name as it is; a path, relative to the sweep file or else to here, as an absolute one."""
+        if not sources.is_name(text):
+            for path in (self.base / text, Path(text)):
+                if path.exists():
+                    return str(path.resolve())
+        return text
 
     def entry(self, run: PlannedRun) -> dict[str, Any]:
         """What ``plan.json`` says of a run."""
