@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test fast check bench results clean
+.PHONY: setup demo test fast check docs bench results clean
 
 setup: $(READY)
 
@@ -29,6 +29,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --doctest-modules src/rcalign
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The site is in site/index.html"
 
 bench: setup
 	@$(BIN)/python -m bench

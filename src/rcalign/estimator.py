@@ -59,28 +59,26 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
     X: features (n, f), series (n, channels, t), images (n, h, w, 3) uint8, or a list of n image paths. Columns and
     channels are standardised by the rows that train, never by those to be predicted.
 
-    Parameters
-    ----------
-    algorithm: its name; case and hyphens do not matter.
-    backbone: None for a small network (rows, series) or EfficientNet-Lite0 (images); any timm network for images.
-    steps: updates, each with ``batch_size`` rows of every domain.
-    weights: of the backbone: None (pretrained), a file, or "none" (random).
-    freeze_backbone: images only: features are computed once and a small network is trained on them.
-    image_size: side of the square input; None: the images' own where they are square and in memory, else 224.
-    average: "ema", "swa" or "swad": of the weights along the way.
-    validation_fraction: share of each (domain, class) pair's rows that choose the checkpoint and the temperature of the
-        probabilities instead of training.
-    device: "auto", "cpu", "cuda", "mps". precision: "fp32" or "bf16".
-    random_state: an int repeats to the bit on the same machine.
-    verbose: show a progress bar.
-    hparams: the algorithm's own hyperparameters, by the names that ``rcalign algorithms NAME`` lists.
+    - algorithm: its name; case and hyphens do not matter.
+    - backbone: None for a small network (rows, series) or EfficientNet-Lite0 (images); any timm network for images.
+    - steps: updates, each with ``batch_size`` rows of every domain.
+    - weights: of the backbone: None (pretrained), a file, or "none" (random).
+    - freeze_backbone: images only: features are computed once and a small network is trained on them.
+    - image_size: side of the square input; None: the images' own where they are square and in memory, else 224.
+    - average: "ema", "swa" or "swad", of the weights along the way.
+    - validation_fraction: share of each (domain, class) pair's rows that choose the checkpoint and the temperature of
+      the probabilities instead of training.
+    - device: "auto", "cpu", "cuda", "mps"; precision: "fp32" or "bf16".
+    - random_state: an int repeats to the bit on the same machine.
+    - verbose: show a progress bar.
+    - hparams: the algorithm's own hyperparameters, by the names that ``rcalign algorithms NAME`` lists.
 
-    Attributes
-    ----------
-    classes_, domains_: values seen in fit. algorithm_: the name of the algorithm that ran.
-    temperature_: what logits are divided by, so that probabilities are calibrated on the validation rows.
-    validation_score_: mean over domains of the accuracy on the validation rows.
-    model_: the trained network.
+    After ``fit``:
+
+    - classes_, domains_: the values seen; algorithm_: the name of the algorithm that ran.
+    - temperature_: what logits are divided by, so that probabilities are calibrated on the validation rows.
+    - validation_score_: mean over domains of the accuracy on the validation rows.
+    - model_: the trained network.
     """
 
     __metadata_request__fit = {"domains": True}  # noqa: RUF012  (scikit-learn's own way to say so)
