@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from rcalign import cli
+
+Run = Callable[..., tuple[int, str, str]]
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 
@@ -15,3 +21,23 @@ def reference() -> Path:
     if not REFERENCE.is_dir():
         pytest.skip("the recorded reference figures are not part of this clone")
     return REFERENCE
+
+
+@pytest.fixture
+def rcalign(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Runs a command in this process: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rcalign", *map(str, words)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(bool(end.code))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

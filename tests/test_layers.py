@@ -14,7 +14,7 @@ from rcalign import registry
 ROOT = Path(rcalign.__file__).parent
 # a module may import those of its own layer and of the layers above it in this list
 LAYERS = [
-    {"errors"},
+    {"errors", "interrupts"},
     {"types", "files", "devices"},
     {"spaces", "registry", "presets"},
     {"functional"},

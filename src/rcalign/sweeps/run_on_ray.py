@@ -34,6 +34,7 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from rcalign.data import source
 from rcalign.data.source import Dataset
 from rcalign.errors import DivergedError, InputError
+from rcalign.interrupts import asked_to_stop
 from rcalign.records import RunFolder
 from rcalign.sweeps.folder import Entry, SweepFolder, describe
 from rcalign.sweeps.plan import TUNE_THEN_REPEAT, PlannedRun, Sweep, hopeless, repeats, train_arguments
@@ -98,7 +99,7 @@ def execute(
             if not driver.plan_more():
                 return None
             board.show(driver.standing())
-            with _connected(resources), _signals() as stopped:
+            with _connected(resources), asked_to_stop() as stopped:
                 return driver.drive(stopped)
 
 
@@ -511,24 +512,3 @@ def check_address(address: str) -> None:
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no reason given"])[-1]
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM lets all runs save their state; a second Ctrl-C ends at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

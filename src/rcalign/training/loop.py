@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +26,7 @@ from rcalign.evaluation.evaluate import (
     validation_loss,
 )
 from rcalign.files import load_state, load_weights, save_state, save_weights
+from rcalign.interrupts import asked_to_stop
 from rcalign.records import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, recompute_batch_norm
 from rcalign.training.task import Task
@@ -74,7 +72,7 @@ def fit(
     autocast = torch.autocast(task.inputs.device.type, torch.bfloat16, enabled=config.precision == "bf16")
     logs: Mapping[str, Tensor | float] = {}
     started = time.perf_counter() - at.seconds
-    with _stopping() as stopped, _bar(progress) as bar:
+    with asked_to_stop() as stopped, _bar(progress) as bar:
         line = bar.add_task(config.algorithm, total=config.steps, completed=at.step, figures="")
         for batch in batches.iterate(at.step, config.steps, workers=1):
             if averaging is not None and averaging.finished:
@@ -207,27 +205,6 @@ def _divergence(model: Algorithm, batch: Batch, step: int, task: Task, folder: R
         f"the loss of step {step} is not a number (logits of {where} are affected); {saved}: lower learning_rate or "
         "the weights of the method's own terms with --set, and look for wrong values in the data."
     )
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM ask the loop to stop between two steps; a second Ctrl-C stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _bar(progress: bool) -> Progress:

@@ -16,29 +16,7 @@ from packing import pack, zipped
 from serving import File, serving
 from test_prepare import tree
 
-from rcalign import cli
-
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def rcalign(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs a command in this process: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rcalign", *map(str, words)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(bool(end.code))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_sample_info_and_list(rcalign: Run, own_root: Path) -> None:
