@@ -8,7 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-_FROM_API = ("data_info", "evaluate", "export", "leave_one_out", "predict", "train")
+_FROM_API = (
+    "data_info",
+    "diagnose",
+    "evaluate",
+    "export",
+    "leave_one_out",
+    "predict",
+    "report",
+    "sweep",
+    "sweep_status",
+    "train",
+)
 _FROM_ESTIMATOR = ("DomainClassifier", "DomainStratifiedShuffleSplit", "LeaveOneDomainOut")
 __all__ = ["__version__", *_FROM_API, *_FROM_ESTIMATOR]
 
