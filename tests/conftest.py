@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from rcalign import cli
+
+# before torch is imported, here or in a child: on toy networks more threads only wait for one another
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Run = Callable[..., tuple[int, str, str]]
 

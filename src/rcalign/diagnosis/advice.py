@@ -127,6 +127,16 @@ def _about_support(hardest: HeldOut) -> list[Advice]:
     ]
 
 
+def _yet(target: Target) -> str:
+    """What a labelled target's risk says of features that fit a mixture: classes may still sit elsewhere in them."""
+    risk, mixture = target.mixture.risk, target.mixture.source_risk
+    if risk is None:
+        return ": expect the risk of that mixture, unless its classes look different from theirs."
+    if risk <= 1.1 * mixture:
+        return f", and its risk is that of the mixture ({risk:.3g} against {mixture:.3g})."
+    return f", yet its risk is {risk:.3g} against {mixture:.3g} there: its classes lie elsewhere within the same cloud."
+
+
 def _about_target(target: Target) -> Advice:
     weights = sorted(zip(target.mixture.weights, target.mixture.sources, strict=True), reverse=True)
     nearest = ", ".join(f"{weight:.0%} '{name}'" for weight, name in weights if weight >= 0.005)
@@ -149,7 +159,7 @@ def _about_target(target: Target) -> Advice:
         ),
         "inside": (
             f"'{target.name}' lies inside the sources",
-            "It cannot be told from a mixture of them: expect the risk of that mixture.",
+            f"Its features as a whole cannot be told from a mixture of them{_yet(target)}",
         ),
     }
     title, meaning = verdicts[target.verdict]
