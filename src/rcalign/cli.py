@@ -153,7 +153,7 @@ def train(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the runs and the picture go.")] = Path("demo"),
-    steps: Annotated[int, typer.Option(help="Updates of each of the four models.")] = 100,
+    steps: Annotated[int, typer.Option(help="Updates of each of the four models.")] = 120,
 ) -> None:
     """Compare ERM and RC-Align on emoji drawings of vendors they have not seen. A few minutes; resumes if stopped."""
     from rcalign.demo import demo as run

@@ -18,7 +18,7 @@ VENDORS = ("windows", "twitter")
 ALGORITHMS = ("ERM", "RC-Align")
 
 
-def demo(out: Path | str = "demo", steps: int = 100, vendors: tuple[str, ...] = VENDORS) -> dict[str, Any]:
+def demo(out: Path | str = "demo", steps: int = 120, vendors: tuple[str, ...] = VENDORS) -> dict[str, Any]:
     """Trains (or finds trained) one model per algorithm and held-out vendor; returns results and the picture's path.
 
     Six source vendors with eight drawings each per step, so a step sees 48 images.
@@ -35,7 +35,7 @@ def demo(out: Path | str = "demo", steps: int = 100, vendors: tuple[str, ...] = 
                 name,
                 [vendor],
                 steps=steps,
-                evaluate_every=25,
+                evaluate_every=40,
                 hparams={"batch_size": 8, "learning_rate": 1e-4},
                 out=folder,
                 resume=True,
