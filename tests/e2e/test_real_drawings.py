@@ -47,7 +47,7 @@ def test_frozen_features_train_in_seconds(tmp_path: Path, algorithm: str) -> Non
     dataset = source.load("emoji")
     rows = np.flatnonzero(dataset.domain == dataset.domains.index("twitter"))[:40]
     guesses = api.predict(tmp_path / "run", [dataset.content.paths[row] for row in rows])["rows"]
-    right = [row["predicted"] == dataset.classes[dataset.y[k]] for row, k in zip(guesses["rows"], rows, strict=True)]
+    right = [row["predicted"] == dataset.classes[dataset.y[k]] for row, k in zip(guesses, rows, strict=True)]
     assert np.mean(right) > 0.4
 
 

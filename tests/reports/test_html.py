@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,13 @@ def show(browser: Any) -> Iterator[Callable[[Path], Any]]:
 
     yield opened
     assert browser.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    asked: list[str] = []
+    for _ in range(50):  # the browser hands its log over in its own time
+        events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        asked += [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        if asked:
+            break
+        time.sleep(0.1)
     assert asked and all(url.startswith(("file:", "data:")) for url in asked)
 
 

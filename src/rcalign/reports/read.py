@@ -293,7 +293,7 @@ def _result(files: RunFolder, config: RunConfig, records: Sequence[Record]) -> t
         if last < result["steps"]:  # e.g. a line of its records is cut
             return result, f"its records stop at step {last:,} of {result['steps']:,}"
         return result, None
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (InputError, KeyError, TypeError):
         return None, "its result.json is damaged"
 
 
