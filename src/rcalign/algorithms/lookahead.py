@@ -49,9 +49,8 @@ class LookAhead:
                     p.grad = torch.zeros_like(p)
             direction = [p.grad for p in sources]  # type: ignore[misc]
         targets = list(self._ahead.values())
-        torch._foreach_copy_([t.detach() for t in targets], [p.detach() for p in sources])
-        torch._foreach_add_([t.detach() for t in targets], list(direction), alpha=-rate)
-        for target, p in zip(targets, sources, strict=True):
+        for target, p, step in zip(targets, sources, direction, strict=True):
+            torch.add(p.detach(), step, alpha=-rate, out=target.detach())  # one pass over memory
             target.grad = p.grad if accumulate else None
         # running statistics belong to the first pass: the second one works on throw-away copies
         self._buffers = {}
