@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,7 +12,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from bench.timing import Row, row
+from bench.timing import Row, peak_memory, row
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import Batches
 from rcalign.data.cache import open_images
@@ -84,8 +81,7 @@ def speed(folder: Path, rounds: int = 20) -> list[Row]:
 
 def memory(folder: Path) -> float:
     """GiB above the imports, at the highest, while a set of 100,000 small files is cached and batches are drawn."""
-    code = f"""
-import json, resource, threading, time
+    setup = f"""
 import numpy as np
 from pathlib import Path
 from PIL import Image
@@ -99,28 +95,16 @@ for domain in "ab":
     (root / domain / "thing").mkdir(parents=True)
     for k in range({MANY} // 2):
         small[k % 8].save(root / domain / "thing" / f"{{k}}.png")
-def resident():
-    return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize() / 2**30
-before, highest, stop = resident(), 0.0, False
-def watch():
-    global highest
-    while not stop:
-        highest = max(highest, resident())
-        time.sleep(0.01)
-thread = threading.Thread(target=watch)
-thread.start()
+"""
+    work = """
 dataset = load(root)
 store = open_images(dataset, 64)
 rows = [np.flatnonzero(dataset.domain == k) for k in range(2)]
 batches = Batches(store, dataset.y, rows, 48, 0, augmentation=Augmentation(64))
 for step in range(1500):
     batches.at(step)
-stop = True
-thread.join()
-print(json.dumps(highest - before))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    return peak_memory(setup, work) / 1024
 
 
 def measure() -> list[Row]:

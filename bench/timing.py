@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,3 +38,27 @@ def ratio(taken: Mapping[str, list[float]], of: str, to: str) -> float:
     """Median over pairs of rounds of the ratio within the pair: some methods do different work in alternate steps."""
     pairs = [[sum(values[k : k + 2]) for k in range(0, len(values) - 1, 2)] for values in (taken[of], taken[to])]
     return statistics.median(a / b for a, b in zip(*pairs, strict=True))
+
+
+def peak_memory(setup: str, work: str) -> float:
+    """MiB that ``work`` needs, at the highest, above what is resident after ``setup``; in a process of its own."""
+    watched = f"""
+import resource, threading, time
+def resident():
+    return int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize() / 2**20
+{setup}
+before, highest, stop = resident(), 0.0, False
+def watch():
+    global highest
+    while not stop:
+        highest = max(highest, resident())
+        time.sleep(0.002)
+thread = threading.Thread(target=watch)
+thread.start()
+{work}
+stop = True
+thread.join()
+print(highest - before)
+"""
+    done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])

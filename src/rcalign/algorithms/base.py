@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rcalign import spaces
 from rcalign.errors import InputError
 from rcalign.registry import Traits
 from rcalign.spaces import At, Choice, Field, LogUniform
@@ -286,8 +285,3 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-
-
-def default_hparams(algorithm: type[Algorithm], preset: str = "default", **changes: Any) -> BaseHparams:
-    """The algorithm's hyperparameters in a preset, some of them changed."""
-    return spaces.defaults(algorithm.Hparams, preset, **changes)

@@ -190,20 +190,6 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     return info
 
 
-def unlabelled_images(paths: Sequence[str | os.PathLike[str]], native_size: int | None = None) -> Dataset:
-    """Image files to predict: one class and one domain, both without meaning. A file that is no image is an error."""
-    from rcalign.data.sources import files
-
-    return files.unlabelled([Path(os.path.abspath(path)) for path in paths], native_size)
-
-
-def unlabelled_arrays(file: str | os.PathLike[str]) -> Dataset:
-    """The x of an ``.npz`` file to predict; other arrays in it are left out."""
-    from rcalign.data.sources import arrays
-
-    return arrays.unlabelled(file)
-
-
 # --- for sources -------------------------------------------------------------------------------------------------
 
 

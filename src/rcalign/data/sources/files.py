@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rcalign.data import cache
@@ -70,14 +69,6 @@ def dataset_of_files(
         class_order=class_order,
         domain_order=domain_order,
     )
-
-
-def unlabelled(paths: Sequence[Path], native_size: int | None) -> Dataset:
-    """Files in one class and one domain without meaning."""
-    root = Path(os.path.commonpath([path.parent for path in paths]))
-    names = [""] * len(paths)
-    data = dataset_of_files("unlabelled", root, paths, names, names, skip_bad=False, progress=False)
-    return replace(data, content=Images(tuple(paths), native_size))
 
 
 def _stat(path: Path) -> os.stat_result:
