@@ -18,6 +18,7 @@ from rcalign.types import Batch, DataSpec
 from toy import batch, make, weights
 
 Pair = tuple[int, int]
+COUNTS = ((9, 3, 1), (2, 9, 5), (9, 9, 9), (1, 1, 20))  # training samples of each domain and class
 
 
 # --- Algorithm 2, sample by sample ------------------------------------------------------------------------------
@@ -74,9 +75,9 @@ class Literal:
     def features(theta: list[Tensor], x: Tensor) -> Tensor:
         return torch.relu(x @ theta[0].T + theta[1]) @ theta[2].T + theta[3]
 
-    @staticmethod
-    def cross_entropy(theta: list[Tensor], z: Tensor, y: Tensor) -> Tensor:
-        logits = z @ theta[4].T + theta[5]
+    def cross_entropy(self, theta: list[Tensor], z: Tensor, y: Tensor, d: Tensor) -> Tensor:
+        counts = torch.tensor([COUNTS[k] for k in d.tolist()], dtype=torch.float64)
+        logits = z @ theta[4].T + theta[5] + self.h.logit_adjustment * torch.log(counts)
         return sum(torch.log(torch.exp(row).sum()) - row[k] for row, k in zip(logits, y.tolist(), strict=True)) / len(y)
 
     def inner(self, theta: list[Tensor], parts: dict[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[Pair, Tensor]]:
@@ -90,14 +91,14 @@ class Literal:
         if not pairs:
             everything = [torch.cat(list(v.values())) for v in (z, y, domain)]
             da = literal_alignment(*everything, mu, self.h.temperature, self.h.denominator)
-            return self.cross_entropy(theta, *everything[:2]) + self.h.alignment_weight * da, mu
+            return self.cross_entropy(theta, *everything) + self.h.alignment_weight * da, mu
         total = torch.zeros((), dtype=torch.float64)
         for a, b in pairs:
             lam = self.rng.beta(self.h.mixup_alpha, self.h.mixup_alpha)
             rows = min(len(y[a]), len(y[b]))
             mixed = lam * z[a][:rows] + (1 - lam) * z[b][:rows]
             for k, weight in ((a, lam), (b, 1 - lam)):
-                ce = self.cross_entropy(theta, mixed, y[k][:rows])
+                ce = self.cross_entropy(theta, mixed, y[k][:rows], domain[k][:rows])
                 da = literal_alignment(mixed, y[k][:rows], domain[k][:rows], mu, self.h.temperature, self.h.denominator)
                 total = total + weight * (ce + self.h.alignment_weight * da)
         return total / len(pairs), mu
@@ -117,9 +118,9 @@ class Literal:
             if not exact:
                 ahead = [p.detach().requires_grad_() for p in ahead]
             z = self.features(ahead, x)
-            outer = self.cross_entropy(ahead, z, y)
+            domain = torch.full_like(y, query)
+            outer = self.cross_entropy(ahead, z, y, domain)
             if self.h.outer_alignment:
-                domain = torch.full_like(y, query)
                 da = literal_alignment(z, y, domain, mu, self.h.temperature, self.h.denominator)
                 outer = outer + self.h.outer_alignment * da
             g_outer = torch.autograd.grad(outer, self.theta if exact else ahead)
@@ -149,7 +150,7 @@ def double_batch(step: int, sizes: tuple[int, ...], classes: list[list[int]]) ->
 
 def both(domains: int, seed: int = 3, **changes: Any) -> tuple[RCAlign, Literal]:
     names = tuple(f"d{k}" for k in range(domains))
-    spec = DataSpec(("a", "b", "c"), names, ((9, 9, 9),) * domains, (5,))
+    spec = DataSpec(("a", "b", "c"), names, COUNTS[:domains], (5,))
     with seeded(seed):
         body = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4))
         network = Network(body, 4, 3).double()
@@ -168,6 +169,8 @@ READINGS = [
     {"denominator": "all_but_own", "temperature": 0.3},
     {"episodes": "all", "meta_gradient": "outer"},
     {"outer_alignment": 0.7, "outer_weight": 2.0},
+    {"logit_adjustment": 0.5},
+    {"logit_adjustment": 1.0, "mixup_alpha": 0.0},
     {"alignment_weight": 0.0, "mixup_alpha": 0.0},
 ]
 

@@ -15,13 +15,15 @@ and the optimizer receives, by ``meta_gradient``,
     exact   grad of L_outer(theta'(theta)), through the inner step        (second order)
 
 DA is ``functional.alignment.alignment_loss``. ``meta = false`` trains on L_inner with every source domain as support.
+With ``logit_adjustment`` t > 0 (ours, not the paper's) every CE is that of the logits + t log n_d, n_d being the class
+counts of the row's domain: what is learned then holds for classes of equal size, and no domain's prior is in it.
 
 Paper: RC-Align (ICML 2026), Algorithms 1 and 2. What it leaves open and what was chosen here: docs/fidelity.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -32,7 +34,16 @@ from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
-from rcalign.functional.alignment import alignment_loss, centroids, pair_sums, shrunk_centroids
+from rcalign.functional.alignment import (
+    alignment_loss,
+    alignment_terms,
+    centroid_logits,
+    centroids,
+    pair_sums,
+    shrunk_centroids,
+)
+from rcalign.functional.classification import domain_means
+from rcalign.functional.imbalance import log_prior
 from rcalign.functional.mixing import mix, ring_pairs
 from rcalign.registry import Traits, register
 from rcalign.spaces import Choice, Field, LogUniform, Uniform
@@ -80,6 +91,10 @@ class RCAlign(Algorithm):
         mixup_alpha: Annotated[
             float, Field("Beta parameter of manifold mixup (0: none)", Uniform(0.1, 1.0), minimum=0)
         ] = 0.2
+        logit_adjustment: Annotated[
+            float,
+            Field("how much of its domain's log class prior is added to a row's logits (the paper: 0)", minimum=0),
+        ] = 0.0
 
     def build(self) -> None:
         self._look_ahead = LookAhead(self)
@@ -89,6 +104,8 @@ class RCAlign(Algorithm):
             self.register_buffer("bank", torch.zeros(*shape, self.features_dim))
             self.register_buffer("bank_seen", torch.zeros(shape, dtype=torch.bool))
             self.register_buffer("pair_counts", self.spec.count_matrix)
+        if self.hparams.logit_adjustment > 0:
+            self.register_buffer("log_prior", log_prior(self.spec.count_matrix))
 
     def step(self, batch: Batch) -> Logs:
         batch = self.checked(batch)
@@ -143,30 +160,50 @@ class RCAlign(Algorithm):
         domains = [k for k, size in enumerate(batch.sizes) if size]
         pairs = ring_pairs(domains, self.rng) if self.hparams.mixup_alpha > 0 else []
         if not pairs:
-            ce = F.cross_entropy(logits, batch.y)
+            ce = self._cross_entropy(logits, batch.y, batch.domain).mean()
             da = self._alignment(features, batch.y, batch.domain, mu, present)
         else:
-            z, y = batch.split(features), batch.split(batch.y)
-            ces, das = [], []
-            for a, b in pairs:
-                lam = float(self.rng.beta(self.hparams.mixup_alpha, self.hparams.mixup_alpha))
-                mixed = mix(z[a], z[b], lam)
-                scores = self.head(mixed)
-                for k, weight in ((a, lam), (b, 1 - lam)):
-                    labels = y[k][: len(mixed)]
-                    ces.append(weight * F.cross_entropy(scores, labels))
-                    das.append(weight * self._alignment(mixed, labels, torch.full_like(labels, k), mu, present))
-            ce, da = torch.stack(ces).sum() / len(pairs), torch.stack(das).sum() / len(pairs)
+            ce, da = self._mixed(features, batch, pairs, mu, present)
         return ce + self.hparams.alignment_weight * da, {"cross_entropy": ce.detach(), "alignment": da.detach()}
+
+    def _mixed(
+        self, features: Tensor, batch: Batch, pairs: Sequence[tuple[int, int]], mu: Tensor, present: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Both losses of the mixes of all pairs, in one pass through the head: the rows count twice, once for each of
+        their two labels, and each (pair, label) has its own mean.
+        """
+        z, y, d = batch.split(features), batch.split(batch.y), batch.split(batch.domain)
+        shares = [float(self.rng.beta(self.hparams.mixup_alpha, self.hparams.mixup_alpha)) for _ in pairs]
+        rows = [min(len(y[a]), len(y[b])) for a, b in pairs]
+        mixed = torch.cat([mix(z[a], z[b], share) for (a, b), share in zip(pairs, shares, strict=True)])
+        labelled = [(k, n) for side in zip(*pairs, strict=True) for k, n in zip(side, rows, strict=True)]
+        labels = torch.cat([y[k][:n] for k, n in labelled])
+        domain = torch.cat([d[k][:n] for k, n in labelled])
+        weight = mixed.new_tensor([*shares, *(1 - share for share in shares)]) / len(pairs)
+
+        ce = self._cross_entropy(self.head(mixed).repeat(2, 1), labels, domain)
+        ce = (weight * domain_means(ce, rows * 2)).sum()
+        if not self._aligns:
+            return ce, mixed.new_zeros(())
+        near = centroid_logits(mixed, mu, self.hparams.temperature).repeat(2, 1)
+        sums, counts = alignment_terms(near, labels, domain, present, self.hparams.denominator)
+        da = [s.sum() / n.sum().clamp(min=1) for s, n in zip(sums.split(rows * 2), counts.split(rows * 2), strict=True)]
+        return ce, (weight * torch.stack(da)).sum()
 
     def _outer(self, output: tuple[Tensor, Tensor], batch: Batch, mu: Tensor, present: Tensor) -> Tensor:
         """L_outer of the query batch, from its features and logits."""
         features, logits = output
-        loss = F.cross_entropy(logits, batch.y)
+        loss = self._cross_entropy(logits, batch.y, batch.domain).mean()
         if self.hparams.outer_alignment > 0:
             da = self._alignment(features, batch.y, batch.domain, mu, present)
             loss = loss + self.hparams.outer_alignment * da
         return loss
+
+    def _cross_entropy(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+        """Of each row (n,); with ``logit_adjustment`` after adding the log prior of its domain to the logits."""
+        if self.hparams.logit_adjustment > 0:
+            logits = logits + self.hparams.logit_adjustment * self.log_prior[domain]
+        return F.cross_entropy(logits, y, reduction="none")
 
     def _exact_outer(self, inner: Tensor, held_out: Batch, mu: Tensor, present: Tensor) -> Tensor:
         """L_outer at theta'(theta) with its graph kept through the inner step."""
@@ -178,18 +215,15 @@ class RCAlign(Algorithm):
         }
         return self._outer(torch.func.functional_call(self, ahead, (held_out.x,)), held_out, mu, present)
 
+    @property
+    def _aligns(self) -> bool:
+        return self.hparams.alignment_weight > 0 or self.hparams.outer_alignment > 0
+
     def _alignment(self, features: Tensor, y: Tensor, domain: Tensor, mu: Tensor, present: Tensor) -> Tensor:
-        if self.hparams.alignment_weight == 0 and self.hparams.outer_alignment == 0:
+        if not self._aligns:
             return features.new_zeros(())
-        return alignment_loss(
-            features,
-            y,
-            domain,
-            mu,
-            present,
-            temperature=self.hparams.temperature,
-            denominator=self.hparams.denominator,
-        )
+        h = self.hparams
+        return alignment_loss(features, y, domain, mu, present, temperature=h.temperature, denominator=h.denominator)
 
     @torch.no_grad()
     def _centroids(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -218,4 +252,5 @@ class RCAlign(Algorithm):
     bank: Tensor
     bank_seen: Tensor
     pair_counts: Tensor
+    log_prior: Tensor
     rng: np.random.Generator

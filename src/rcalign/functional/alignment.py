@@ -58,6 +58,48 @@ def shrunk_centroids(bank: Tensor, present: Tensor, counts: Tensor, strength: fl
     return F.normalize((n * bank + strength * class_mean) / (n + strength), dim=2)
 
 
+def centroid_logits(features: Tensor, mu: Tensor, temperature: float = 1.0) -> Tensor:
+    """Minus the distance of each normalised row to each centroid, over the temperature.
+
+    features (n, h), mu (K, C, h) unit vectors -> (n, K * C).
+
+    >>> centroid_logits(torch.tensor([[2.0, 0.0]]), torch.eye(2)[None])
+    tensor([[-0.0000, -1.4142]])
+    """
+    unit = F.normalize(features, dim=1)
+    distance = torch.cdist(unit, mu.reshape(-1, mu.shape[2]), compute_mode="donot_use_mm_for_euclid_dist")
+    # a lone sample is its own centroid up to rounding: there the norm's gradient would be a unit vector of noise
+    distance = distance.masked_fill(distance < 1000 * torch.finfo(distance.dtype).eps, 0.0)
+    return -distance / temperature
+
+
+def alignment_terms(
+    logits: Tensor, y: Tensor, domain: Tensor, present: Tensor, denominator: Denominator = "negatives"
+) -> tuple[Tensor, Tensor]:
+    """For each row the sum of its terms of the alignment loss and their number: (n,), (n,).
+
+    logits (n, K * C) from ``centroid_logits``, y (n,), domain (n,), present (K, C) bool.
+
+    >>> both = torch.ones(2, 2, dtype=torch.bool)
+    >>> alignment_terms(torch.zeros(1, 4), torch.tensor([0]), torch.tensor([0]), both)  # one positive, three others
+    (tensor([1.0986]), tensor([1]))
+    """
+    num_domains, num_classes = present.shape
+    of_class = torch.arange(num_classes, device=y.device).repeat(num_domains)
+    of_domain = torch.arange(num_domains, device=y.device).repeat_interleave(num_classes)
+    here = present.reshape(-1)
+    same_class = of_class == y[:, None]
+    same_domain = of_domain == domain[:, None]
+    positive = same_class & ~same_domain & here
+    allowed = here & ~(positive if denominator == "negatives" else same_class & same_domain)
+    counted = positive & allowed.any(1, keepdim=True)
+    # finite filling: a row without a denominator must not send infinities into the backward pass
+    floor = torch.finfo(logits.dtype).min
+    log_sum = torch.logsumexp(logits.masked_fill(~allowed, floor), dim=1, keepdim=True)
+    terms = torch.where(counted, log_sum - logits, torch.zeros_like(logits))
+    return terms.sum(1), counted.sum(1)
+
+
 def alignment_loss(
     features: Tensor,
     y: Tensor,
@@ -81,22 +123,5 @@ def alignment_loss(
     >>> bool(alignment_loss(near, **here) < alignment_loss(far, **here))
     True
     """
-    num_domains, num_classes, width = mu.shape
-    unit = F.normalize(features, dim=1)
-    distance = torch.cdist(unit, mu.reshape(-1, width), compute_mode="donot_use_mm_for_euclid_dist")
-    # a lone sample is its own centroid up to rounding: there the norm's gradient would be a unit vector of noise
-    distance = distance.masked_fill(distance < 1000 * torch.finfo(distance.dtype).eps, 0.0)
-    logits = -distance / temperature  # (n, K * C)
-    of_class = torch.arange(num_classes, device=y.device).repeat(num_domains)
-    of_domain = torch.arange(num_domains, device=y.device).repeat_interleave(num_classes)
-    here = present.reshape(-1)
-    same_class = of_class == y[:, None]
-    same_domain = of_domain == domain[:, None]
-    positive = same_class & ~same_domain & here
-    allowed = here & ~(positive if denominator == "negatives" else same_class & same_domain)
-    counted = positive & allowed.any(1, keepdim=True)
-    # finite filling: a row without a denominator must not send infinities into the backward pass
-    floor = torch.finfo(logits.dtype).min
-    log_sum = torch.logsumexp(logits.masked_fill(~allowed, floor), dim=1, keepdim=True)
-    terms = torch.where(counted, log_sum - logits, torch.zeros_like(logits))
-    return terms.sum() / counted.sum().clamp(min=1)
+    sums, counts = alignment_terms(centroid_logits(features, mu, temperature), y, domain, present, denominator)
+    return sums.sum() / counts.sum().clamp(min=1)
