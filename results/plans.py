@@ -1,0 +1,203 @@
+"""What is trained: sweep plans as plain dicts, one function for each study. See docs/results/protocol.md."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Plan = dict[str, Any]
+
+VENDORS = ("apple", "facebook", "google", "joypixels", "samsung", "twitter", "windows")
+TESTED = ("windows", "twitter", "samsung", "apple")
+KEPT_OUT = "windows"  # of the decision between readings
+STEPS, EVERY = 300, 30
+FROZEN: Plan = {
+    "preset": "arrays",
+    "freeze_backbone": True,
+    "steps": STEPS,
+    "evaluate_every": EVERY,
+    "hparams": {"batch_size": 32},
+    "domains": {"emoji": VENDORS, "emoji-mlt": VENDORS},
+}
+
+
+def rc_align(average: str | None = None, **hparams: Any) -> Plan:
+    """A variant of RC-Align."""
+    return {"algorithm": "RC-Align", "hparams": hparams, **({"average": average} if average else {})}
+
+
+# the paper's ablation: M = meta step, DA = alignment, Mix = manifold mixup; RC-Align is M + DA + Mix
+ABLATION = {
+    "M": rc_align(alignment_weight=0.0, mixup_alpha=0.0),
+    "DA": rc_align(meta=False, mixup_alpha=0.0),
+    "M + DA": rc_align(mixup_alpha=0.0),
+    "DA + Mix": rc_align(meta=False),
+}
+AVERAGED = {"RC-Align + SWAD": rc_align("swad")}
+PAST_THE_PAPER = {
+    "RC-Align, ema": rc_align(centroids="ema"),
+    "RC-Align, shrunk": rc_align(centroids="shrunk"),
+    "RC-Align, adjusted": rc_align(logit_adjustment=1.0),
+    "RC-Align + EMA": rc_align("ema"),
+    "RC-Align, adjusted + SWAD": rc_align("swad", logit_adjustment=1.0),
+    "RC-Align, ema, adjusted + SWAD": rc_align("swad", centroids="ema", logit_adjustment=1.0),
+    "DA + SWAD": rc_align("swad", meta=False, mixup_alpha=0.0),
+    "BSoftmax + SWAD": {"algorithm": "BSoftmax", "average": "swad"},
+}
+TABLE = (
+    *("ERM", "MLDG", "CORAL", "Mixup", "GroupDRO", "SagNet", "Fish", "BSoftmax", "CRT", "BoDA_r", "BoDA_r,c"),
+    *("SWAD", "SAGM", "RC-Align", "RC-Align + SWAD"),
+)
+SEARCHED: Plan = {
+    **FROZEN,
+    "algorithms": (*TABLE, *ABLATION, *PAST_THE_PAPER),
+    "variants": {**AVERAGED, **ABLATION, **PAST_THE_PAPER},
+    "seed_rule": "tune-then-repeat",
+    "draws": 8,
+    "seeds": 5,
+}
+
+
+def lodo() -> Plan:
+    """One vendor out."""
+    return {**SEARCHED, "data": "emoji", "protocol": "lodo", "test_domains": TESTED}
+
+
+def mdlt() -> Plan:
+    """Long-tailed training sets; all vendors train and are tested."""
+    return {**SEARCHED, "data": "emoji-mlt", "protocol": "mdlt"}
+
+
+def compound() -> Plan:
+    """Long-tailed training sets and one vendor out."""
+    return {**SEARCHED, "data": "emoji-mlt", "protocol": "lodo", "test_domains": TESTED}
+
+
+# --- which reading of the paper --------------------------------------------------------------------------------------
+
+OPEN: dict[str, tuple[Any, ...]] = {
+    "meta_gradient": ("mldg", "outer", "exact"),
+    "denominator": ("negatives", "all_but_own"),
+    "centroids": ("batch", "ema", "shrunk"),
+    "episodes": ("one", "all"),
+    "outer_alignment": (0.0, 1.0),
+}
+SHIPPED = "mldg negatives batch one 0"
+TO_THE_LETTER = "outer negatives batch all 0"
+
+
+def readings() -> dict[str, Plan]:
+    """Name -> variant, of all 72."""
+    found = {}
+    for values in itertools.product(*OPEN.values()):
+        name = " ".join(f"{value:g}" if isinstance(value, float) else value for value in values)
+        variant = rc_align(**dict(zip(OPEN, values, strict=True)))
+        if "all" in values:  # every image counts once for each of the five training vendors
+            variant |= {"steps": STEPS // 5, "evaluate_every": EVERY // 5}
+        found[name] = variant
+    return found
+
+
+def screen() -> Plan:
+    return _decision(list(readings()), draws=4, seeds=1, held_out=["twitter"])
+
+
+def final(best: Sequence[str]) -> Plan:
+    """best: the three best of the screen."""
+    names = list(dict.fromkeys([*best, SHIPPED, TO_THE_LETTER]))
+    return _decision(names, draws=8, seeds=3, held_out=["twitter", "samsung"])
+
+
+def _decision(names: Sequence[str], draws: int, seeds: int, held_out: Sequence[str]) -> Plan:
+    return {
+        **FROZEN,
+        "data": ["emoji", "emoji-mlt"],
+        "protocol": "lodo",
+        "test_domains": [[KEPT_OUT, name] for name in held_out],
+        "algorithms": names,
+        "variants": {name: readings()[name] for name in names},
+        "seed_rule": "domainbed",
+        "draws": draws,
+        "seeds": seeds,
+    }
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+FINE_TUNED = ("ERM", "SWAD", "DA", "RC-Align", "RC-Align + SWAD")
+
+
+def fine_tuning() -> Plan:
+    """The whole backbone on images, the same settings for all."""
+    return {
+        "data": "emoji",
+        "protocol": "lodo",
+        "preset": "default",
+        "test_domains": TESTED,
+        "algorithms": FINE_TUNED,
+        "variants": {"DA": ABLATION["DA"], **AVERAGED},
+        "seeds": 3,
+        "steps": 120,
+        "evaluate_every": 40,
+        "hparams": {"batch_size": 8, "learning_rate": 3e-4},
+        "domains": {"emoji": VENDORS},
+    }
+
+
+def from_scratch() -> Plan:
+    """Two networks without pretrained weights: a vision transformer and a small convolutional one."""
+    names = {}
+    for short, backbone, size in (("ViT", "vit_tiny_patch16_224", 96), ("ResNet-10", "resnet10t", 72)):
+        common = {"backbone": backbone, "image_size": size}
+        names[f"ERM, {short}"] = {"algorithm": "ERM", **common}
+        names[f"RC-Align, {short}"] = {"algorithm": "RC-Align", **common}
+    return {
+        "data": "emoji",
+        "protocol": "lodo",
+        "preset": "default",
+        "weights": "none",
+        "freeze_batch_norm": False,
+        "test_domains": ["windows", "twitter"],
+        "algorithms": list(names),
+        "variants": names,
+        "seeds": 3,
+        "steps": 300,
+        "evaluate_every": 100,
+        "hparams": {"batch_size": 8, "learning_rate": 3e-4},
+        "domains": {"emoji": VENDORS},
+    }
+
+
+def gap() -> Plan:
+    """Alignment loss and generalisation gap along training."""
+    return {
+        **FROZEN,
+        "data": "emoji",
+        "protocol": "lodo",
+        "test_domains": TESTED,
+        "algorithms": ["ERM", "DA", "RC-Align"],
+        "variants": {"DA": ABLATION["DA"]},
+        "seeds": 3,
+        "track_bound": 10,
+    }
+
+
+# --- as a file ---------------------------------------------------------------------------------------------------------
+
+
+def write(plan: Mapping[str, Any], path: Path) -> Path:
+    """The plan as TOML."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(f"{json.dumps(key)} = {_toml(value)}" for key, value in plan.items()) + "\n")
+    return path
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
