@@ -37,5 +37,8 @@ docs: setup
 bench: setup
 	@$(BIN)/python -m bench
 
+results: setup
+	@$(BIN)/python -m results
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
