@@ -35,10 +35,10 @@ cores, so times are rough; [cost](#cost) is measured.
 BLUE, RED, GREY = "#2a6fbb", "#c0392b", "#7f8c8d"
 
 
-def write_all(folder: Path) -> None:
-    """figures.md from every study whose records are there."""
+def write_all(folder: Path, out: Path = HERE) -> None:
+    """figures.md, from every study whose records are in the folder."""
     parts = [INTRODUCTION]
-    sections: dict[str, Callable[[Path], str]] = {
+    sections: dict[str, Callable[[Path, Path], str]] = {
         "final": _readings,
         "lodo": _setting,
         "mdlt": _setting,
@@ -49,18 +49,18 @@ def write_all(folder: Path) -> None:
     }
     for name, section in sections.items():
         if (folder / f"{name}.jsonl").exists():
-            parts.append(section(folder / f"{name}.jsonl"))
+            parts.append(section(folder / f"{name}.jsonl", out))
     parts += [_plus(folder), _cost()]
-    write_whole(HERE / "figures.md", "\n".join(part for part in parts if part).encode())
+    write_whole(out / "figures.md", "\n".join(part for part in parts if part).encode())
 
 
 # --- readings ---------------------------------------------------------------------------------------------------------
 
 
-def _readings(file: Path) -> str:
+def _readings(file: Path, out: Path) -> str:
     screen = tables.readings(records.load(file.with_name("screen.jsonl")), plans.KEPT_OUT)
     final = tables.readings(records.load(file), plans.KEPT_OUT)
-    _plot_screen(screen)
+    _plot_screen(screen, out / "readings.png")
     rows = [[f"`{reading.name}`", f"{reading.mean:.1f}"] for reading in [*screen[:8], *screen[-4:]]]
     rows.insert(8, ["...", "..."])
     return "\n".join(
@@ -80,7 +80,7 @@ def _readings(file: Path) -> str:
     )
 
 
-def _plot_screen(screen: Sequence[tables.Reading]) -> None:
+def _plot_screen(screen: Sequence[tables.Reading], file: Path) -> None:
     figure, axes = plt.subplots(1, len(plans.OPEN), figsize=(11, 3.2), sharey=True)
     rng = np.random.default_rng(0)
     for position, (axis, (name, values)) in enumerate(zip(axes, plans.OPEN.items(), strict=True)):
@@ -94,20 +94,20 @@ def _plot_screen(screen: Sequence[tables.Reading]) -> None:
         axis.set_title(name, fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("validation accuracy (%)")
-    _save(figure, "readings.png")
+    _save(figure, file)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def _setting(file: Path) -> str:
+def _setting(file: Path, out: Path) -> str:
     sweep = records.load(file)
     name = file.stem
     table = tables.figures_of(sweep, plans.TABLE)
     everything = tables.figures_of(sweep)
     ablation = tables.figures_of(sweep, ("ERM", *plans.ABLATION, "RC-Align"))
     past = tables.figures_of(sweep, ("RC-Align", *plans.AVERAGED, *plans.PAST_THE_PAPER))
-    _plot_differences(everything, name)
+    _plot_differences(everything, out / f"{name}.png")
     return "\n".join(
         [
             f"## {TITLES[name]}",
@@ -125,7 +125,7 @@ def _setting(file: Path) -> str:
     )
 
 
-def _plot_differences(table: Results, name: str) -> None:
+def _plot_differences(table: Results, file: Path) -> None:
     found = [tables.against(table, label, "ERM") for label in table.algorithms if label != "ERM"]
     found.sort(key=lambda item: item.difference)
     figure, axis = plt.subplots(figsize=(7, 0.26 * len(found) + 1))
@@ -140,13 +140,13 @@ def _plot_differences(table: Results, name: str) -> None:
     axis.axvline(0, color="black", linewidth=0.8)
     axis.set_xlabel(f"accuracy less ERM's ({table.figures['ERM', AVERAGE].mean:.1f} %), points, 95 % interval")
     axis.spines[["top", "right"]].set_visible(False)
-    _save(figure, f"{name}.png")
+    _save(figure, file)
 
 
 # --- the theory -------------------------------------------------------------------------------------------------------
 
 
-def _gap(file: Path) -> str:
+def _gap(file: Path, out: Path) -> str:
     rows: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for line in records.lines_of(file):
         for step, target, alignment, gap in line.get("tracking", []):
@@ -166,7 +166,7 @@ def _gap(file: Path) -> str:
         axis.spines[["top", "right"]].set_visible(False)
     np.atleast_1d(axes)[0].set_ylabel("generalisation gap (points)")
     np.atleast_1d(axes)[0].legend(fontsize=7)
-    _save(figure, "gap.png")
+    _save(figure, out / "gap.png")
     header = ["method", "unseen vendor", "r", "p", "r after the first 30 steps", "p", "measurements"]
     return "\n".join(
         [
@@ -192,7 +192,7 @@ def _correlation(points: np.ndarray) -> list[str]:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def _fine_tuning(file: Path) -> str:
+def _fine_tuning(file: Path, out: Path) -> str:
     table = tables.figures_of(records.load(file))
     return "\n".join(
         [
@@ -204,7 +204,7 @@ def _fine_tuning(file: Path) -> str:
     )
 
 
-def _from_scratch(file: Path) -> str:
+def _from_scratch(file: Path, out: Path) -> str:
     sweep = records.load(file)
     parts = [
         "## Without pretrained weights",
@@ -265,7 +265,7 @@ def _cost() -> str:
     )
 
 
-def _save(figure: plt.Figure, name: str) -> None:
+def _save(figure: plt.Figure, file: Path) -> None:
     figure.tight_layout()
-    figure.savefig(HERE / name, dpi=130, metadata={"Software": None})
+    figure.savefig(file, dpi=130, metadata={"Software": None})
     plt.close(figure)

@@ -71,9 +71,24 @@ def mdlt() -> Plan:
     return {**SEARCHED, "data": "emoji-mlt", "protocol": "mdlt"}
 
 
+BOTH_SHIFTS = (
+    *("ERM", "MLDG", "CORAL", "BSoftmax", "SWAD", "RC-Align", "RC-Align + SWAD"),
+    *ABLATION,
+    *("RC-Align, ema", "RC-Align, adjusted", "RC-Align, ema, adjusted + SWAD", "BSoftmax + SWAD"),
+)
+
+
 def compound() -> Plan:
-    """Long-tailed training sets and one vendor out."""
-    return {**SEARCHED, "data": "emoji-mlt", "protocol": "lodo", "test_domains": TESTED}
+    """Long-tailed training sets and one vendor out: fewer methods, and the two vendors with a real gap."""
+    variants = {name: value for name, value in SEARCHED["variants"].items() if name in BOTH_SHIFTS}
+    return {
+        **SEARCHED,
+        "data": "emoji-mlt",
+        "protocol": "lodo",
+        "test_domains": TESTED[:2],
+        "algorithms": BOTH_SHIFTS,
+        "variants": variants,
+    }
 
 
 # --- which reading of the paper ---------------------------------------------------------------------------------------
@@ -127,7 +142,7 @@ def _decision(names: Sequence[str], draws: int, seeds: int, held_out: Sequence[s
 
 # --- images -----------------------------------------------------------------------------------------------------------
 
-FINE_TUNED = ("ERM", "SWAD", "DA", "RC-Align", "RC-Align + SWAD")
+FINE_TUNED = ("ERM", "SWAD", "RC-Align", "RC-Align + SWAD")
 
 
 def fine_tuning() -> Plan:
@@ -136,9 +151,9 @@ def fine_tuning() -> Plan:
         "data": "emoji",
         "protocol": "lodo",
         "preset": "default",
-        "test_domains": TESTED,
+        "test_domains": TESTED[:2],
         "algorithms": FINE_TUNED,
-        "variants": {"DA": ABLATION["DA"], **AVERAGED},
+        "variants": AVERAGED,
         "seeds": 3,
         "steps": 120,
         "evaluate_every": 40,
