@@ -72,7 +72,7 @@ def _readings(file: Path, out: Path) -> str:
             "By choice, over all readings that share it:\n",
             tables.effects_table(screen, plans.OPEN),
             "![validation accuracy of all readings, by choice](readings.png)\n",
-            "Final: 8 draws in each of 3 trials, two held-out sets, two data sets. "
+            "Final: 8 draws in each of 2 trials, two held-out sets, two data sets. "
             f"{plans.KEPT_OUT.capitalize()} took no part in the decision:\n",
             tables.final_table(final, plans.SHIPPED, plans.KEPT_OUT),
             f"By the rule the default is **`{tables.decide(final, plans.SHIPPED)}`**.\n",
@@ -209,7 +209,7 @@ def _from_scratch(file: Path, out: Path) -> str:
     parts = [
         "## Without pretrained weights",
         "A vision transformer (`vit_tiny_patch16_224` at 96 px; its pretrained weights are on a model hub only) "
-        "and a ResNet-10 with trained batch norm: 300 steps of 8 images per vendor, learning rate 3e-4, three seeds.\n",
+        "and a ResNet-10 with trained batch norm: 200 steps of 8 images per vendor, learning rate 3e-4, two seeds.\n",
     ]
     for backbone in ("ViT", "ResNet-10"):
         labels = (f"ERM, {backbone}", f"RC-Align, {backbone}")

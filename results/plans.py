@@ -57,7 +57,7 @@ SEARCHED: Plan = {
     "variants": {**AVERAGED, **ABLATION, **PAST_THE_PAPER},
     "seed_rule": "tune-then-repeat",
     "draws": 8,
-    "seeds": 5,
+    "seeds": 3,
 }
 
 
@@ -123,7 +123,7 @@ def screen() -> Plan:
 def final(best: Sequence[str]) -> Plan:
     """best: the three best of the screen."""
     names = list(dict.fromkeys([*best, SHIPPED, TO_THE_LETTER]))
-    return _decision(names, draws=8, seeds=3, held_out=["twitter", "samsung"])
+    return _decision(names, draws=8, seeds=2, held_out=["twitter", "samsung"])
 
 
 def _decision(names: Sequence[str], draws: int, seeds: int, held_out: Sequence[str]) -> Plan:
@@ -178,8 +178,8 @@ def from_scratch() -> Plan:
         "test_domains": ["windows", "twitter"],
         "algorithms": list(names),
         "variants": names,
-        "seeds": 3,
-        "steps": 300,
+        "seeds": 2,
+        "steps": 200,
         "evaluate_every": 100,
         "hparams": {"batch_size": 8, "learning_rate": 3e-4},
         "domains": {"emoji": VENDORS},
