@@ -375,11 +375,16 @@ def sweep(
     without a sign of life after which a run is stopped. dry_run: plan only. The result is ``sweep_status`` with
     ``stopped``, None or in a sentence why the sweep ended early.
     """
-    from rcalign.sweeps import plan_file, run_on_ray  # ray takes a second to import
+    from rcalign.sweeps import plan_file
+    from rcalign.sweeps.address import check_address
     from rcalign.sweeps.folder import SweepFolder
     from rcalign.sweeps.plan import DataLook, expand
 
     planned = plan_file.read(plan)
+    if ray is not None and not dry_run:
+        check_address(ray)  # before ray is imported and the data are read, which may take longer
+    from rcalign.sweeps import run_on_ray
+
     resources = run_on_ray.Resources(
         address=ray,
         cpus_per_run=cpus_per_run,
@@ -387,8 +392,6 @@ def sweep(
         workers=workers,
         stalled_after=stalled_after,
     )
-    if ray is not None and not dry_run:
-        run_on_ray.check_address(ray)  # before the data are read, which may take longer
 
     @functools.cache
     def look(data: str) -> DataLook:

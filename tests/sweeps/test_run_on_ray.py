@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from rcalign import api, cli
 from rcalign.errors import InputError
-from rcalign.sweeps import run_on_ray
+from rcalign.sweeps import address, run_on_ray
 from rcalign.sweeps.folder import SweepFolder
 
 pytestmark = pytest.mark.slow
@@ -414,21 +414,21 @@ def test_an_address_where_nobody_answers_is_said_within_twenty_seconds() -> None
         port = silent.getsockname()[1]
         begun = time.monotonic()
         with pytest.raises(InputError, match=f"nobody answers at the Ray address '127.0.0.1:{port}'"):
-            run_on_ray.check_address(f"127.0.0.1:{port}")
+            address.check_address(f"127.0.0.1:{port}")
         assert time.monotonic() - begun < 10
         silent.listen()  # takes the connection and says nothing
         begun = time.monotonic()
         with pytest.raises(InputError, match="no Ray cluster answers"):
-            run_on_ray.check_address(f"127.0.0.1:{port}")
+            address.check_address(f"127.0.0.1:{port}")
         assert time.monotonic() - begun < 20
 
 
 def test_a_cluster_that_asks_for_a_token_says_so(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_on_ray.check_address(cluster)  # this process started it and has its token
+    address.check_address(cluster)  # this process started it and has its token
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setattr(run_on_ray, "ANSWER_WITHIN", 6.0)
+    monkeypatch.setattr(address, "ANSWER_WITHIN", 6.0)
     with pytest.raises(InputError, match="asks for a token"):
-        run_on_ray.check_address(cluster)
+        address.check_address(cluster)
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------

@@ -16,8 +16,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -36,6 +34,7 @@ from rcalign.data.source import Dataset
 from rcalign.errors import DivergedError, InputError
 from rcalign.interrupts import asked_to_stop
 from rcalign.records import RunFolder
+from rcalign.sweeps.address import last_line
 from rcalign.sweeps.folder import Entry, SweepFolder, describe
 from rcalign.sweeps.plan import TUNE_THEN_REPEAT, PlannedRun, Sweep, hopeless, repeats, train_arguments
 from rcalign.sweeps.progress import Board, Standing
@@ -45,7 +44,6 @@ ATTEMPTS = 3  # of a run whose process dies
 LAST_LINES = 20
 POLL = 0.5  # seconds between looks at what runs
 LOOK_EVERY = 2.0  # seconds between looks into the folders of what runs
-ANSWER_WITHIN = 12.0  # seconds for a cluster
 STOP_WITHIN = 30.0  # seconds for runs to save their state
 OBJECT_STORE = 100 * 2**20  # bytes: results are small
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -55,7 +53,7 @@ Train = Callable[..., Mapping[str, Any]]  # api.train, which is a later stage an
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Where and how much at once. address: of a Ray cluster (see ``check_address``), None for this machine. workers: at
+    """Where and how much at once. address: of a Ray cluster (see ``address.py``), None for this machine. workers: at
     most so many runs at once, None for as many as fit. stalled_after: seconds without a sign of life after which a run
     counts as hung."""
 
@@ -191,7 +189,7 @@ class _Driver:
             self.stop_reason = _no_room(error)
         except RayError as error:
             self.flying.clear()
-            self.stop_reason = f"the connection to Ray was lost ({_last_line(str(error))})"
+            self.stop_reason = f"the connection to Ray was lost ({last_line(str(error))})"
         finally:
             self._land()
         self.board.show(self.standing())
@@ -451,7 +449,7 @@ def _connected(resources: Resources) -> Iterator[None]:
     try:
         ray.init(**start, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        raise InputError(f"Ray does not start ({_last_line(str(error))}): mend that, then try again.") from error
+        raise InputError(f"Ray does not start ({last_line(str(error))}): mend that, then try again.") from error
     try:
         if resources.address is None:
             _check_fit(resources)
@@ -478,37 +476,3 @@ def _fitting(has: Mapping[str, float], resources: Resources) -> int:
     """
     by_cpu = int(has.get("CPU", 0) // resources.cpus_per_run)
     return min(by_cpu, int(has.get("GPU", 0) / resources.gpus_per_run)) if resources.gpus_per_run > 0 else by_cpu
-
-
-def check_address(address: str) -> None:
-    """Raises unless a Ray cluster answers soon. It is asked in a process of its own: ray itself tries for minutes, and
-    may abort the process, when nobody answers."""
-    hint = "check it with 'ray status' on that cluster, start one with 'ray start --head', or leave --ray out."
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-        except (OSError, OverflowError) as error:
-            raise InputError(f"nobody answers at the Ray address '{address}' ({error}): {hint}") from None
-    code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
-    command = [sys.executable, "-c", code, address]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=ANSWER_WITHIN, check=False)
-    except subprocess.TimeoutExpired as error:
-        why = f"no Ray cluster answers at '{address}' within {ANSWER_WITHIN:g} seconds"
-        said = (error.stderr or b"").decode(errors="replace")
-    else:
-        if done.returncode == 0:
-            return
-        said = done.stderr.decode(errors="replace")
-        why = f"the Ray cluster at '{address}' cannot be used ({_last_line(said)})"
-    if "Unauthenticated" in said or "AuthToken" in said:
-        raise InputError(
-            f"the Ray cluster at '{address}' asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what "
-            "'ray get-auth-token' prints on its head node."
-        )
-    raise InputError(f"{why}: {hint}")
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no reason given"])[-1]
