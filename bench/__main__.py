@@ -15,6 +15,7 @@ from rich.table import Table
 import bench
 
 RESULTS = Path(__file__).with_name("results.json")
+MET = {True: "yes", False: "[red]no", None: ""}
 
 
 def main(wanted: list[str]) -> None:
@@ -34,7 +35,7 @@ def main(wanted: list[str]) -> None:
             progress.advance(bar)
     table = Table("measurement", "value", "goal", "met")
     for row in kept.values():
-        table.add_row(row["name"], f"{row['value']:.3g}", row["goal"], "yes" if row["met"] else "[red]no")
+        table.add_row(row["name"], f"{row['value']:.3g}", row["goal"], MET[row["met"]])
     Console().print(table)
     RESULTS.write_text(json.dumps(list(kept.values()), indent=2) + "\n")
 
