@@ -118,8 +118,8 @@ def _setting(file: Path, out: Path) -> str:
             "M: meta step, DA: alignment, Mix: manifold mixup; RC-Align is all three.\n",
             tables.main_table(ablation),
             "### Past the paper",
-            "`ema`, `shrunk`: where centroids come from; `adjusted`: logit-adjusted cross-entropy (1); `+ SWAD`, "
-            "`+ EMA`: weight averaging.\n",
+            "`ema`, `shrunk`: where centroids come from; `adjusted`: logit-adjusted cross-entropy (1); `+ SWAD`: "
+            "weight averaging.\n",
             tables.main_table(past, baseline="RC-Align"),
         ]
     )
@@ -237,6 +237,8 @@ def _plus(folder: Path) -> str:
     for name in ("lodo", "mdlt", "compound"):
         if (folder / f"{name}.jsonl").exists():
             table = tables.figures_of(records.load(folder / f"{name}.jsonl"))
+            if best not in table.algorithms:
+                continue
             for other in ("RC-Align", "ERM", "SWAD", "BSoftmax + SWAD"):
                 for what in ("accuracy", "balanced"):
                     found = tables.against(table, best, other, what)
