@@ -29,9 +29,9 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
 
 
 def best_of_screen(count: int = 3) -> list[str]:
-    """The readings that the screen puts first."""
-    found = tables.readings(records.load(RECORDS / "screen.jsonl"), plans.KEPT_OUT)
-    return [reading.name for reading in found[:count]]
+    """The readings that the screen puts first, and the first affordable one."""
+    names = [reading.name for reading in tables.readings(records.load(RECORDS / "screen.jsonl"), plans.KEPT_OUT)]
+    return [*names[:count], next(name for name in names if plans.affordable(name))]
 
 
 def run(name: str, runs: Path) -> None:

@@ -116,8 +116,14 @@ def screen() -> Plan:
     return _decision(list(readings()), draws=4, seeds=1, held_out=["twitter"])
 
 
+def affordable(name: str) -> bool:
+    """Whether a step costs about as much as plain training: one episode, first order."""
+    meta_gradient, _, _, episodes, _ = name.split()
+    return meta_gradient != "exact" and episodes == "one"
+
+
 def final(best: Sequence[str]) -> Plan:
-    """best: the three best of the screen."""
+    """best: the three best of the screen, and the best affordable one."""
     names = list(dict.fromkeys([*best, SHIPPED, TO_THE_LETTER]))
     return _decision(names, draws=8, seeds=2, held_out=["twitter", "samsung"])
 
