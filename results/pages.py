@@ -76,8 +76,8 @@ def _readings(file: Path, out: Path) -> str:
             "Final: 8 draws in each of 2 trials, two held-out sets, two data sets. "
             f"{plans.KEPT_OUT.capitalize()} took no part in the decision:\n",
             tables.final_table(final, plans.SHIPPED, plans.KEPT_OUT),
-            f"Among all finalists the rule chooses **`{tables.decide(final, plans.SHIPPED)}`**; among those whose step costs "
-            f"about what ERM's does, **`{tables.decide(affordable, plans.SHIPPED)}`**, which is the default.\n",
+            f"Among all finalists the rule chooses **`{tables.decide(final, plans.SHIPPED)}`**; among those whose step "
+            f"costs about what ERM's does, **`{tables.decide(affordable, plans.SHIPPED)}`**, which is the default.\n",
         ]
     )
 
