@@ -31,7 +31,7 @@ def rc_align(average: str | None = None, **hparams: Any) -> Plan:
 
 # the paper's ablation: M = meta step, DA = alignment, Mix = manifold mixup; RC-Align is M + DA + Mix
 ABLATION = {
-    "M": rc_align(alignment_weight=0.0, mixup_alpha=0.0),
+    "M": rc_align(alignment_weight=0.0, outer_alignment=0.0, mixup_alpha=0.0),
     "DA": rc_align(meta=False, mixup_alpha=0.0),
     "M + DA": rc_align(mixup_alpha=0.0),
     "DA + Mix": rc_align(meta=False),
