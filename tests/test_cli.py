@@ -123,7 +123,10 @@ def test_weight_averaging_goes_around_any_algorithm(rcalign: Run, rows: Path, tm
     options = ("--average", kind, "--steps", "40", "--evaluate-every", "5", "--out", "run")
     code, _, err = rcalign("train", rows, "--algorithm", "CORAL", "--test-domain", "1", *options)
     assert code == 0, err
-    assert kind in json.loads((tmp_path / "run" / "result.json").read_text())["weights"]
+    weights = json.loads((tmp_path / "run" / "result.json").read_text())["weights"]
+    assert kind in weights
+    if kind == "swa":  # the first quarter is left out
+        assert "mean of 31 steps, from step 10" in weights
 
 
 def test_a_two_stage_method_is_one_command(rcalign: Run, rows: Path, tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def train(
         int | None, typer.Option(help="Side of the square input.", show_default="the data's own or 224")
     ] = None,
     average: Annotated[
-        str | None, typer.Option(help="Weight averaging: ema, swa or swad.", show_default="none")
+        str | None,
+        typer.Option(help="Weight averaging: ema, swa (the last three quarters) or swad.", show_default="none"),
     ] = None,
     set_: Annotated[
         list[str] | None,

@@ -174,7 +174,7 @@ class EMA(Averaging):
 class SWA(Averaging):
     """Uniform mean of the weights after each step from step ``start`` on (the first step is 1)."""
 
-    def __init__(self, start: int = 600, parameters: Collection[str] | None = None) -> None:
+    def __init__(self, start: int, parameters: Collection[str] | None = None) -> None:
         _within("start", start, 0)
         self.start = start
         self._steps = 0

@@ -108,8 +108,13 @@ def _model(task: Task, config: RunConfig) -> Algorithm:
 
 
 def _averaging(config: RunConfig, model: Algorithm) -> Averaging | None:
-    """The run's weight averaging, over the parameters only; an algorithm that always averages sets its options."""
+    """The run's weight averaging, over the parameters only; an algorithm that always averages sets its options.
+
+    SWA leaves out the first quarter of the run.
+    """
     if config.average is None:
         return None
-    options = model.averaging_options() if config.average == model.traits.averages else {}
+    options = {"start": config.steps // 4} if config.average == "swa" else {}
+    if config.average == model.traits.averages:
+        options = model.averaging_options()
     return make_averaging(config.average, parameters=[name for name, _ in model.named_parameters()], **options)
