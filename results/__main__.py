@@ -21,7 +21,6 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
     "final": lambda: plans.final(best_of_screen()),
     "lodo": plans.lodo,
     "mdlt": plans.mdlt,
-    "compound": plans.compound,
     "gap": plans.gap,
     "fine-tuning": plans.fine_tuning,
     "from-scratch": plans.from_scratch,

@@ -21,7 +21,6 @@ from rcalign.reports.figures import (
     results,
 )
 from rcalign.reports.read import Sweep
-from rcalign.reports.tables import signed
 from rcalign.selection import SHOTS, Choice
 
 
@@ -84,8 +83,8 @@ def pm(figure: Figure) -> str:
 
 def difference(found: Comparison) -> str:
     if found.low is None or found.high is None:
-        return signed(found.difference)
-    return f"{signed(found.difference)} ({signed(found.low)} to {signed(found.high)})"
+        return f"{found.difference:+.2f}"
+    return f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
