@@ -20,7 +20,7 @@ def condense(folder: Path, file: Path) -> None:
     """Writes the finished runs of a sweep: what was trained, and what came out at the checkpoint it chose."""
     sweep = read(folder)
     head = {"name": sweep.name, "tuned": sweep.tuned, "domains": sweep.runs[0].domains}
-    lines = [json.dumps(head)] + [json.dumps(_rounded(_line(run))) for run in sweep.runs]
+    lines = [json.dumps(head), *(json.dumps(_short(_line(run))) for run in sweep.runs)]
     write_whole(file, ("\n".join(lines) + "\n").encode())
 
 
@@ -45,6 +45,11 @@ def _line(run: Run) -> dict[str, Any]:
         rows = read_tracking(tracking)
         line["tracking"] = [[row["step"], row["target"], row["alignment"], row["gap"]] for row in rows]
     return line
+
+
+def _short(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Rounded, but for the figure that runs are chosen by: rounding makes ties, and a tie another winner."""
+    return {name: value if name == "validation" else _rounded(value) for name, value in line.items()}
 
 
 def _rounded(value: Any) -> Any:
