@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import functools
 import os
 import signal
 import subprocess
@@ -115,7 +116,9 @@ def test_stopped_by_the_user(own_root: Path, pictures: Path, tmp_path: Path) -> 
     archive = pack(pictures / "PACS", tmp_path / "PACS.zip", "kfold/").read_bytes()
     with serving({"PACS.zip": File(archive, pace=0.05)}) as server:
         command = [sys.executable, "-m", "rcalign.cli", "data", "fetch", "PACS", "--mirror", server.url]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
+        # tests started in the background inherit that interrupts are ignored
+        hear = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}, preexec_fn=hear)
         until = time.monotonic() + 60
         while not list(own_root.glob("downloads/PACS/*.part")) and process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
