@@ -6,7 +6,6 @@ ERM's, since any pass through the network has a cost of its own that few images 
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import torch
@@ -49,12 +48,11 @@ def batch(size: int, per_domain: int = PER_DOMAIN, classes: int = 7, domains: in
 
 
 def memory(made: Algorithm, per_domain: int) -> float:
-    """MiB that an algorithm needs at the highest, its parameters included: the median of three processes."""
+    """MiB that an algorithm needs at the highest, its parameters included."""
     build = f"data, made = batch(96, {per_domain}), model({made.name!r}, 'resnet50', 96)"
     parameters = sum(p.numel() for p in made.parameters()) * 4 / 2**20
-    steps = "for _ in range(6):\n    made.step(data)"
-    found = [peak_memory(f"from bench.core import batch, model\n{build}", steps) for _ in range(3)]
-    return statistics.median(found) + parameters
+    steps = "for _ in range(4):\n    made.step(data)"
+    return peak_memory(f"from bench.core import batch, model\n{build}", steps) + parameters
 
 
 def measure() -> list[Row]:
