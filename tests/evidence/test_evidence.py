@@ -26,12 +26,15 @@ def test_figures_are_what_the_records_give(tmp_path: Path) -> None:
     assert made.split("## Cost")[0] == committed.split("## Cost")[0]  # costs are measured anew by every `make bench`
 
 
-def test_every_planned_run_is_in_the_records(tmp_path: Path) -> None:
-    for name, plan in command.STUDIES.items():
-        sweep = plan_file.read(plans.write(plan(), tmp_path / f"{name}.toml"))
-        planned = {run.id for run in expand(sweep)}
-        recorded = {line["id"] for line in records.lines_of(RECORDS / f"{name}.jsonl")}
-        assert planned <= recorded, name
+@pytest.mark.parametrize("name", command.STUDIES)
+def test_every_planned_run_is_in_the_records(name: str, tmp_path: Path) -> None:
+    if not (RECORDS / f"{name}.jsonl").exists():
+        pytest.skip(f"{name} has not been run yet, as docs/results/README.md says")
+    sweep = plan_file.read(plans.write(command.STUDIES[name](), tmp_path / f"{name}.toml"))
+    planned = {run.id for run in expand(sweep)}
+    lines = records.lines_of(RECORDS / f"{name}.jsonl")
+    assert planned <= {line["id"] for line in lines}
+    assert all(line.get("problem") is None for line in lines)
 
 
 def test_condensed_records_keep_the_figures(tmp_path: Path) -> None:
