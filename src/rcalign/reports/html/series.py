@@ -27,7 +27,7 @@ from rcalign.selection import SHOTS, Choice, Run
 
 CURVES_BUDGET = 2_500_000  # characters of JSON; chosen runs come first, what does not fit is left out and said
 CONFUSIONS_BUDGET = 1_500_000
-DIGITS = 5  # of an accuracy
+DIGITS = 4  # of an accuracy
 
 
 def page_data(report: Report) -> dict[str, Any]:
