@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rcalign import api
+from rcalign.errors import InputError
 from results import pages, plans, records, tables
 
 RECORDS = pages.HERE / "records"
@@ -57,9 +58,11 @@ def main() -> None:
         if name not in STUDIES:
             parser.error(f"no study is called '{name}': there are {', '.join(STUDIES)}.")
     RECORDS.mkdir(parents=True, exist_ok=True)
-    if not arguments.write_only:
-        for name in arguments.studies or STUDIES:
+    try:
+        for name in () if arguments.write_only else arguments.studies or STUDIES:
             run(name, arguments.runs)
+    except InputError as error:
+        sys.exit(str(error))
     pages.write_all(RECORDS)
 
 

@@ -89,11 +89,16 @@ SHIPPED = "mldg negatives batch one 0"
 TO_THE_LETTER = "outer negatives batch all 0"
 
 
+def word(value: Any) -> str:
+    """A choice as it stands in the name of a reading."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def readings() -> dict[str, Plan]:
     """Name -> variant, of all 72."""
     found = {}
     for values in itertools.product(*OPEN.values()):
-        name = " ".join(f"{value:g}" if isinstance(value, float) else value for value in values)
+        name = " ".join(map(word, values))
         variant = rc_align(**dict(zip(OPEN, values, strict=True)))
         if "all" in values:  # every image counts once for each of the five training vendors
             variant |= {"steps": STEPS // 5, "evaluate_every": EVERY // 5}
@@ -141,44 +146,44 @@ FINE_TUNED = {
 }
 
 
+IMAGES: Plan = {
+    "data": "emoji",
+    "protocol": "lodo",
+    "preset": "default",
+    "test_domains": TESTED[:2],
+    "hparams": {"batch_size": 8, "learning_rate": 3e-4},
+    "domains": {"emoji": VENDORS},
+}
+
+
 def fine_tuning() -> Plan:
     """The whole backbone on images, the same settings for all. SWA, as SWAD needs many evaluations."""
+    variants = {name: variant for name, variant in FINE_TUNED.items() if variant}
     return {
-        "data": "emoji",
-        "protocol": "lodo",
-        "preset": "default",
-        "test_domains": TESTED[:2],
+        **IMAGES,
         "algorithms": list(FINE_TUNED),
-        "variants": {name: variant for name, variant in FINE_TUNED.items() if variant},
+        "variants": variants,
         "seeds": 2,
         "steps": 120,
         "evaluate_every": 60,
-        "hparams": {"batch_size": 8, "learning_rate": 3e-4},
-        "domains": {"emoji": VENDORS},
     }
 
 
 def from_scratch() -> Plan:
     """Two networks without pretrained weights: a vision transformer and a small convolutional one."""
-    names = {}
+    variants = {}
     for short, backbone, size in (("ViT", "vit_tiny_patch16_224", 96), ("ResNet-10", "resnet10t", 72)):
-        common = {"backbone": backbone, "image_size": size}
-        names[f"ERM, {short}"] = {"algorithm": "ERM", **common}
-        names[f"RC-Align, {short}"] = {"algorithm": "RC-Align", **common}
+        for algorithm in ("ERM", "RC-Align"):
+            variants[f"{algorithm}, {short}"] = {"algorithm": algorithm, "backbone": backbone, "image_size": size}
     return {
-        "data": "emoji",
-        "protocol": "lodo",
-        "preset": "default",
+        **IMAGES,
+        "algorithms": list(variants),
+        "variants": variants,
         "weights": "none",
         "freeze_batch_norm": False,
-        "test_domains": ["windows", "twitter"],
-        "algorithms": list(names),
-        "variants": names,
         "seeds": 1,
         "steps": 200,
         "evaluate_every": 100,
-        "hparams": {"batch_size": 8, "learning_rate": 3e-4},
-        "domains": {"emoji": VENDORS},
     }
 
 

@@ -21,7 +21,9 @@ from rcalign.reports.figures import (
     results,
 )
 from rcalign.reports.read import Sweep
+from rcalign.reports.tables import cell_of
 from rcalign.selection import SHOTS, Choice
+from results import plans
 
 
 def figures_of(sweep: Sweep, labels: Sequence[str] | None = None) -> Results:
@@ -72,13 +74,8 @@ def verdict(found: Comparison) -> str:
 
 
 def pm(figure: Figure) -> str:
-    """
-    >>> pm(Figure({0: 0.5, 1: 0.52}))
-    '51.0 ± 0.7'
-    """
-    if not figure.known:
-        return "–"
-    return f"{figure.mean:.1f}" + ("" if figure.error is None else f" ± {figure.error:.1f}")
+    cell = cell_of(figure)
+    return f"{cell.text} ± {cell.error}" if cell.error else cell.text
 
 
 def difference(found: Comparison) -> str:
@@ -185,7 +182,7 @@ def effects_table(screen: Sequence[Reading], options: Mapping[str, Sequence[Any]
     rows = []
     for position, (name, values) in enumerate(options.items()):
         for value in values:
-            word = f"{value:g}" if isinstance(value, float) else value
+            word = plans.word(value)
             means = [reading.mean for reading in screen if reading.name.split()[position] == word]
             rows.append([f"`{name} = {word}`", f"{np.mean(means):.1f}", f"{np.median(means):.1f}", f"{max(means):.1f}"])
     return markdown(["choice", "mean of its readings", "median", "best"], rows)
