@@ -52,7 +52,7 @@ def stepped(made: Algorithm, data: Batch) -> None:
     made.step(data)
 
 
-def measure(rounds: int = 6) -> list[Row]:
+def measure(rounds: int = 8) -> list[Row]:
     data = batch(96, PER_DOMAIN)
     costs: dict[str, float] = {}
     plain = prepared("ERM", data)

@@ -21,7 +21,7 @@ from rcalign.sweeps.plan_file import parse
 
 RUNS = 40
 STEPS = 200
-PAIRS, RUNS_IN_PAIR = 3, 20  # of sweeps with one worker and with two, by turns
+PAIRS, RUNS_IN_PAIR = 3, 30  # of sweeps with one worker and with two, by turns
 LOOP = """
 import dataclasses, json, sys, torch
 from rcalign import api

@@ -144,7 +144,7 @@ class _Driver:
             self.seconds.append(float(result["seconds"]))
         self.failed -= self.validation.keys()
         self.given_up -= self.validation.keys()
-        self.slots = 1
+        self.slots = self.fit = 1
         self.curves: dict[str, list[tuple[int, float]]] = {}
         self.stop_reason: str | None = None
         self._looked = self._counted = -1e9
@@ -169,8 +169,7 @@ class _Driver:
         try:
             while self.queue or self.flying:
                 self._count_slots()
-                limit = self.resources.workers or 2 * self.slots  # some in reserve: no slot waits for the driver
-                while self.queue and len(self.flying) < limit:
+                while self.queue and len(self.flying) < self._at_once():
                     entry = self.queue.popleft()
                     ref = work.remote(train, dict(entry), str(self.folder.path.resolve()), self.resources, device)
                     self.flying[ref] = _Flight(entry)
@@ -195,6 +194,11 @@ class _Driver:
         self.board.show(self.standing())
         return self.stop_reason
 
+    def _at_once(self) -> int:
+        """How many runs Ray is given: some in reserve, so that no slot waits for the driver, unless Ray has more slots
+        than we may use."""
+        return 2 * self.slots if self.slots == self.fit else self.slots
+
     def standing(self) -> Standing:
         known = [run for run in self.entries if run in self.validation]
         best = max(known, key=lambda run: self.validation[run], default=None)
@@ -217,7 +221,7 @@ class _Driver:
         if time.monotonic() - self._counted < 10:
             return
         self._counted = time.monotonic()
-        fit = sum(_fitting(node["Resources"], self.resources) for node in ray.nodes() if node["Alive"])
+        self.fit = fit = sum(_fitting(node["Resources"], self.resources) for node in ray.nodes() if node["Alive"])
         if fit == 0 and self._looked < 0:
             self.board.say("no node of the cluster has room for a run yet: waiting for one")
         self.slots = max(1, min(fit, self.resources.workers or fit))
