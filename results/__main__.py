@@ -22,8 +22,10 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
     "final": lambda: plans.final(best_of_screen()),
     "lodo": plans.lodo,
     "mdlt": plans.mdlt,
+    "compound": plans.compound,
     "gap": plans.gap,
     "fine-tuning": plans.fine_tuning,
+    "fine-tuning-long-tailed": plans.fine_tuning_long_tailed,
     "from-scratch": plans.from_scratch,
 }
 
