@@ -19,25 +19,30 @@ MET = {True: "yes", False: "[red]no", None: ""}
 
 
 def main(wanted: list[str]) -> None:
-    """Runs every module of this folder that has ``measure``, or those named; others' rows are kept."""
+    """Runs every module of this folder that has ``measure``, or those named; the rows of others are kept."""
     modules = [
-        importlib.import_module(f"bench.{found.name}")
-        for found in pkgutil.iter_modules(bench.__path__)
-        if found.name != "__main__"
+        importlib.import_module(f"bench.{part.name}")
+        for part in pkgutil.iter_modules(bench.__path__)
+        if part.name != "__main__"
     ]
-    chosen = [m for m in modules if hasattr(m, "measure") and (not wanted or m.__name__.split(".")[1] in wanted)]
-    kept = {row["name"]: row for row in json.loads(RESULTS.read_text())} if wanted and RESULTS.exists() else {}
+    found = {module.__name__.split(".")[1]: module for module in modules if hasattr(module, "measure")}
+    for name in wanted:
+        if name not in found:
+            sys.exit(f"nothing called '{name}' is measured: there are {', '.join(found)}.")
+    names = wanted or list(found)
+    rows = [row for row in json.loads(RESULTS.read_text()) if row["of"] not in names] if RESULTS.exists() else []
     with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task("measuring", total=len(chosen))
-        for module in chosen:
-            progress.update(bar, description=f"measuring {module.__name__.split('.')[1]}")
-            kept.update({row["name"]: row for row in module.measure()})
+        bar = progress.add_task("measuring", total=len(names))
+        for name in names:
+            progress.update(bar, description=f"measuring {name}")
+            rows += [{"of": name, **row} for row in found[name].measure()]
             progress.advance(bar)
+    rows.sort(key=lambda row: row["of"])
     table = Table("measurement", "value", "goal", "met")
-    for row in kept.values():
+    for row in rows:
         table.add_row(row["name"], f"{row['value']:.3g}", row["goal"], MET[row["met"]])
     Console().print(table)
-    RESULTS.write_text(json.dumps(list(kept.values()), indent=2) + "\n")
+    RESULTS.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,15 +23,17 @@ RUNS = 40
 STEPS = 200
 PAIRS, RUNS_IN_PAIR = 3, 30  # of sweeps with one worker and with two, by turns
 LOOP = """
-import dataclasses, json, sys, torch
+import json, sys, time, torch
 from rcalign import api
 from rcalign.data import source
 from rcalign.sweeps.plan import train_arguments
 torch.set_num_threads(1)
 entries, out = json.load(open(sys.argv[1])), sys.argv[2]
 data = source.load(entries[0]["data"])  # once, as a worker does
+begun = time.perf_counter()
 for entry in entries:
     api.train(data, **train_arguments(entry), device="cpu", out=f"{out}/{entry['id']}")
+print(time.perf_counter() - begun)
 """
 SWEEP = "import sys; from rcalign import api; print(api.sweep(sys.argv[1], out=sys.argv[2], workers=int(sys.argv[3])))"
 
@@ -39,11 +41,13 @@ SWEEP = "import sys; from rcalign import api; print(api.sweep(sys.argv[1], out=s
 def measure(runs: int = RUNS, steps: int = STEPS) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         _sweep(_plan(1, steps), Path(folder, "warm"), 1)  # features of the frozen backbone, once
-        loop = _loop(_plan(runs, steps), Path(folder))
+        loop, alone = _loops(_plan(runs, steps), Path(folder), 1)
         one = _sweep(_plan(runs, steps), Path(folder, "one"), 1)
+        _, together = _loops(_plan(runs, steps), Path(folder), 2)
         gain = statistics.median(_gain(Path(folder), k, _plan(RUNS_IN_PAIR, steps)) for k in range(PAIRS))
     return [
         row("sweep: runs per minute, two workers / one", gain, ">= 1.8"),
+        row("the same of bare loops, two at once / one: what the machine gives", 2 * alone / together),
         row(f"sweep: {runs} runs, one worker / a bare loop, start included", one / loop, "<= 1.1"),
         row("sweep: seconds to plan 10,000 runs", _planning(), "<= 2"),
     ]
@@ -66,14 +70,21 @@ def _sweep(plan: str, out: Path, workers: int) -> float:
     return time.perf_counter() - begun
 
 
-def _loop(plan: str, folder: Path) -> float:
-    """Seconds of the same runs one after another, in one process that loads its data once."""
+def _loops(plan: str, folder: Path, at_once: int) -> tuple[float, float]:
+    """Seconds of the same runs one after another in a process that loads its data once, or in several at once, each
+    with all of them: from start to end, and of the runs alone."""
     sweep = parse(tomllib.loads(plan))
     (folder / "entries.json").write_text(json.dumps([sweep.entry(run) for run in expand(sweep)]))
     begun = time.perf_counter()
-    command = [sys.executable, "-c", LOOP, str(folder / "entries.json"), str(folder / "loop")]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return time.perf_counter() - begun
+    command = [sys.executable, "-c", LOOP, str(folder / "entries.json")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([*command, str(folder / f"loop-{at_once}-{k}")], stdout=subprocess.PIPE, env=environment)
+        for k in range(at_once)
+    ]
+    printed = [process.communicate()[0] for process in started]
+    assert all(process.returncode == 0 for process in started), "a bare loop failed"
+    return time.perf_counter() - begun, max(float(line.splitlines()[-1]) for line in printed)
 
 
 def _gain(folder: Path, pair: int, plan: str) -> float:

@@ -145,6 +145,7 @@ class _Driver:
         self.failed -= self.validation.keys()
         self.given_up -= self.validation.keys()
         self.slots = self.fit = 1
+        self.running = 0  # at the last look; where a run ended since, Ray has begun another
         self.curves: dict[str, list[tuple[int, float]]] = {}
         self.stop_reason: str | None = None
         self._looked = self._counted = -1e9
@@ -203,13 +204,12 @@ class _Driver:
         known = [run for run in self.entries if run in self.validation]
         best = max(known, key=lambda run: self.validation[run], default=None)
         leader = "" if best is None else f"{self.entries[best]['label']} {100 * self.validation[best]:.1f} % validation"
-        running = sum(flight.started for flight in self.flying.values())
         left = len(self.queue) + len(self.flying)
         mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
         return Standing(
             planned=len(self.entries),
             finished=len(known),
-            running=running,
+            running=min(self.running, len(self.flying)),
             failed=len(self.failed & self.entries.keys()),
             given_up=len(self.given_up & self.entries.keys()),
             best=leader,
@@ -283,6 +283,7 @@ class _Driver:
             return
         self._looked = now
         running = self.folder.running()
+        self.running = sum(flight.entry["id"] in running for flight in self.flying.values())
         for ref, flight in self.flying.items():
             run = flight.entry["id"]
             if run not in running or flight.asked:
