@@ -430,15 +430,22 @@ function drawCost() {
 
 // ---- one run: classes and confusion ----------------------------------------------------------------------------
 
+function confusionOf(run) {
+  const found = DATA.confusions[run];
+  return found && { ...found, classes: DATA.classes[found.classes] };
+}
+
 function matrixOf(confusion, domains) {
   const size = confusion.classes.length;
   const matrix = Array.from({ length: size }, () => new Array(size).fill(0));
-  for (const domain of domains) for (const [truth, predicted, count] of confusion.cells[domain]) matrix[truth][predicted] += count;
+  for (const domain of domains) confusion.cells[domain].forEach((row, truth) => {
+    for (let k = 0; k < row.length; k += 2) matrix[truth][row[k]] += row[k + 1];
+  });
   return matrix;
 }
 
 function drawClasses() {
-  const root = $("class-chart"), confusion = DATA.confusions[$("run").value];
+  const root = $("class-chart"), confusion = confusionOf($("run").value);
   clear(root);
   $("class-note").textContent = "";
   if (!confusion) { empty(root, "These runs hold no predictions by class."); return; }
@@ -484,7 +491,7 @@ function drawClasses() {
 const MOST_CLASSES = 36;
 
 function drawConfusion() {
-  const root = $("confusion-chart"), confusion = DATA.confusions[$("run-again").value];
+  const root = $("confusion-chart"), confusion = confusionOf($("run-again").value);
   clear(root);
   clear($("confusion-list"));
   $("confusion-note").textContent = "";
@@ -547,7 +554,7 @@ function runOptions() {
 }
 
 function fillDomains() {
-  const confusion = DATA.confusions[$("run-again").value];
+  const confusion = confusionOf($("run-again").value);
   const domains = confusion ? Object.keys(confusion.cells) : [];
   options($("confusion-domain"), domains.length > 1 ? [["", "all"], ...domains.map((name) => [name, name])] : domains.map((name) => [name, name]), true);
 }

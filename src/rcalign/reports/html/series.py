@@ -39,6 +39,9 @@ def page_data(report: Report) -> dict[str, Any]:
     taken = set(chosen)
     curves, left_out = _within(CURVES_BUDGET, ((k, _curve(runs[k])) for k in first))
     confusions, _ = _within(CONFUSIONS_BUDGET, ((k, _confusion(runs[k])) for k in dict.fromkeys(chosen)))
+    classes = list(dict.fromkeys(runs[k].config.spec.classes for k in confusions))  # type: ignore[union-attr]
+    for k, confusion in confusions.items():
+        confusion["classes"] = classes.index(runs[k].config.spec.classes)  # type: ignore[union-attr]
     names = {name: _searched(runs, name) for name in dict.fromkeys(run.algorithm for run in runs)}
     return {
         "tables": [_table(table, report, number) for table in report.results],
@@ -47,6 +50,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "curves": curves,
         "curvesLeftOut": left_out,
         "confusions": confusions,
+        "classes": classes,  # a confusion has the number of its list
     }
 
 
@@ -234,14 +238,14 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _confusion(run: Run) -> dict[str, Any] | None:
-    """Of the checkpoint that the run chose itself. cells: domain -> [true, predicted, count] of all that are not 0."""
+    """Of the checkpoint that the run chose itself. cells: domain -> of each true class [predicted, count, predicted,
+    count, ...] without zeros."""
     if run.result is None or run.config is None or "confusion" not in run.result:
         return None
     spec = run.config.spec
     cells = {}
     for domain, matrix in run.result["confusion"].items():
-        table = np.asarray(matrix)
-        cells[domain] = [[int(t), int(p), int(table[t, p])] for t, p in np.argwhere(table)]
+        cells[domain] = [[int(n) for p in np.flatnonzero(row) for n in (p, row[p])] for row in np.asarray(matrix)]
     counts = spec.count_matrix.numpy()
     seen = {
         domain: counts[spec.domains.index(domain)].tolist()
@@ -249,4 +253,4 @@ def _confusion(run: Run) -> dict[str, Any] | None:
         else [round(float(mean), 1) for mean in counts.mean(0)]
         for domain in cells
     }
-    return {"step": run.result["best_step"], "classes": list(spec.classes), "cells": cells, "counts": seen}
+    return {"step": run.result["best_step"], "cells": cells, "counts": seen}
