@@ -25,6 +25,7 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
     "compound": plans.compound,
     "gap": plans.gap,
     "fine-tuning": plans.fine_tuning,
+    "fine-tuning-longer": plans.fine_tuning_longer,
     "fine-tuning-long-tailed": plans.fine_tuning_long_tailed,
     "from-scratch": plans.from_scratch,
 }

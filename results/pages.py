@@ -44,8 +44,7 @@ def write_all(folder: Path, out: Path = HERE) -> None:
         "mdlt": _setting,
         "compound": _compound,
         "gap": _gap,
-        "fine-tuning": _fine_tuning,
-        "fine-tuning-long-tailed": _fine_tuning_long_tailed,
+        **dict.fromkeys(FINE_TUNING, _fine_tuning),
         "from-scratch": _from_scratch,
     }
     for name, section in sections.items():
@@ -215,21 +214,23 @@ def _correlation(points: np.ndarray) -> list[str]:
 
 
 SETTINGS = "{} steps of 8 images per vendor, learning rate 3e-4, three seeds, no search: the same settings for all."
+FINE_TUNING = {
+    "fine-tuning": ("one vendor out", 120),
+    "fine-tuning-longer": ("one vendor out, longer", 300),
+    "fine-tuning-long-tailed": ("long-tailed", 120),
+}
 
 
 def _fine_tuning(file: Path, out: Path) -> str:
+    title, steps = FINE_TUNING[file.stem]
+    report = f" Report: [{file.stem}.html]({file.stem}.html)." if file.stem in REPORTS else ""
     return "\n".join(
         [
-            "## Fine-tuning the whole backbone, one vendor out",
-            f"{SETTINGS.format(120)} Report: [fine-tuning.html](fine-tuning.html).\n",
+            f"## Fine-tuning the whole backbone, {title}",
+            f"{SETTINGS.format(steps)}{report}\n",
             tables.main_table(tables.figures_of(records.load(file))),
         ]
     )
-
-
-def _fine_tuning_long_tailed(file: Path, out: Path) -> str:
-    table = tables.main_table(tables.figures_of(records.load(file)))
-    return "\n".join(["## Fine-tuning the whole backbone, long-tailed", f"{SETTINGS.format(120)}\n", table])
 
 
 def _from_scratch(file: Path, out: Path) -> str:

@@ -185,6 +185,12 @@ def fine_tuning() -> Plan:
     return _images(LEADERS, 120, data="emoji", protocol="lodo", test_domains=TESTED[:2])
 
 
+def fine_tuning_longer() -> Plan:
+    """Whether RC-Align only needs more steps."""
+    methods = {name: LEADERS[name] for name in ("ERM", "RC-Align")}
+    return _images(methods, 300, data="emoji", protocol="lodo", test_domains=TESTED[:2])
+
+
 def fine_tuning_long_tailed() -> Plan:
     return _images(LEADERS_LONG_TAILED, 120, data="emoji-mlt", protocol="mdlt")
 
