@@ -237,7 +237,7 @@ def _from_scratch(file: Path, out: Path) -> str:
     sweep = records.load(file)
     parts = [
         "## Without pretrained weights",
-        "A vision transformer (`vit_tiny_patch16_224` at 96 px; its pretrained weights are on a model hub only) "
+        "A vision transformer (`vit_tiny_patch16_224` at 64 px; its pretrained weights are on a model hub only) "
         f"and a ResNet-10 with trained batch norm. {SETTINGS.format(400)}\n",
     ]
     for backbone in ("ViT", "ResNet-10"):

@@ -198,7 +198,7 @@ def fine_tuning_long_tailed() -> Plan:
 def from_scratch() -> Plan:
     """Two networks without pretrained weights: a vision transformer and a small convolutional one."""
     variants = {}
-    for short, backbone, size in (("ViT", "vit_tiny_patch16_224", 96), ("ResNet-10", "resnet10t", 72)):
+    for short, backbone, size in (("ViT", "vit_tiny_patch16_224", 64), ("ResNet-10", "resnet10t", 72)):
         for algorithm in ("ERM", "RC-Align"):
             variants[f"{algorithm}, {short}"] = {"algorithm": algorithm, "backbone": backbone, "image_size": size}
     without = {"weights": "none", "freeze_batch_norm": False}
