@@ -1,0 +1,95 @@
+"""The ten lines of docs/results/README.md: every figure in them is computed here, from the records."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from rcalign.reports.figures import AVERAGE, Results
+from results import pages, plans, records, tables
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
+RECORDS = FOLDER / "records"
+PLUS = "RC-Align, ema, adjusted + SWAD"
+
+
+@cache
+def study(name: str) -> Results:
+    return tables.figures_of(records.load(RECORDS / f"{name}.jsonl"))
+
+
+def mean(name: str, label: str, column: str = AVERAGE) -> str:
+    return f"{study(name).figures[label, column].mean:.1f}"
+
+
+def gap(name: str, label: str, other: str = "ERM") -> str:
+    return f"{tables.against(study(name), label, other).difference:+.1f}".replace("-", "−")
+
+
+def verdict(name: str, label: str, other: str = "ERM") -> str:
+    return tables.verdict(tables.against(study(name), label, other))
+
+
+def kept_out() -> list[tuple[float, float]]:
+    """The other finalists against the default on the vendor kept out of the decision: difference, standard error."""
+    final = tables.readings(records.load(RECORDS / "final.jsonl"), plans.KEPT_OUT)
+    own = next(reading for reading in final if reading.name == plans.SHIPPED)
+    return [tables.paired(reading.kept_out, own.kept_out) for reading in final if reading is not own]
+
+
+def correlation() -> str:
+    """Of alignment loss and gap along ERM's runs, all vendors together."""
+    lines = [line for line in records.lines_of(RECORDS / "gap.jsonl") if line["label"] == "ERM"]
+    points = np.array([[alignment, loss] for line in lines for _, _, alignment, loss in line["tracking"]])
+    return f"{np.corrcoef(points.T)[0, 1]:.2f}"
+
+
+def test_every_figure_is_that_of_the_records() -> None:
+    text = (FOLDER / "README.md").read_text()
+    found = {int(k): line for k, line in re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |^$)", text, re.MULTILINE | re.DOTALL)}
+    gaps = [difference for difference, _ in kept_out()]
+    expected = {
+        1: [mean("lodo", "RC-Align + SWAD"), mean("lodo", "SWAD"), mean("lodo", "ERM")],
+        2: [mean("mdlt", "BSoftmax"), mean("mdlt", "ERM"), mean("mdlt", "BSoftmax + SWAD")]
+        + [mean("fine-tuning-long-tailed", "BSoftmax"), mean("fine-tuning-long-tailed", "ERM")],
+        3: [mean("compound", label) for label in ("BSoftmax + SWAD", "ERM", PLUS, "RC-Align")],
+        4: [gap(name, "RC-Align") for name in ("lodo", "mdlt", "compound")]
+        + [gap("mdlt", "M"), gap("mdlt", "RC-Align")],
+        5: [f"{min(gaps):.1f}", f"{max(gaps):.1f}"]
+        + [gap(name, "RC-Align, outer alignment", "RC-Align") for name in ("lodo", "mdlt")],
+        6: [mean("mdlt", "RC-Align", "few"), mean("mdlt", "RC-Align, adjusted", "few")]
+        + [gap(name, PLUS, "RC-Align") for name in ("mdlt", "compound", "lodo")],
+        7: [correlation()],
+        8: [],
+        9: [],
+        10: [],
+    }
+    assert {k: re.findall(r"[+−]?\d+\.\d+", line) for k, line in found.items()} == expected
+
+
+def test_wins_and_ties_are_those_of_the_records() -> None:
+    lodo = study("lodo")
+    assert {name for name in lodo.algorithms if name != "ERM" and verdict("lodo", name) == "wins"} == {
+        "RC-Align + SWAD",
+        "Fish",
+    }
+    assert {verdict(name, "RC-Align") for name in ("lodo", "mdlt", "compound")} == {"ties"}
+    assert {verdict("lodo", name) for name in plans.ABLATION} == {"ties"}
+    assert verdict("mdlt", "M") == verdict("compound", "BSoftmax + SWAD") == verdict("compound", PLUS) == "wins"
+    assert {verdict(name, "RC-Align, outer alignment", "RC-Align") for name in ("lodo", "mdlt")} == {"ties"}
+    assert all(difference < 2 * error for difference, error in kept_out())
+
+
+def test_the_candidate_is_shipped_only_if_it_wins_in_both_settings() -> None:
+    assert pages.candidates(RECORDS)[0][0] == PLUS
+    assert [verdict(name, PLUS, "RC-Align") for name in ("lodo", "mdlt")] == ["ties", "wins"]
+
+
+def test_numbers_of_runs() -> None:
+    runs = {file.stem: len(records.lines_of(file)) for file in RECORDS.glob("*.jsonl")}
+    images = sum(count for name, count in runs.items() if name.startswith(("fine", "from")))
+    text = (FOLDER / "README.md").read_text()
+    assert f"{sum(runs.values()) - images:,} runs on frozen features, {images} on images" in text
