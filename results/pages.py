@@ -213,21 +213,21 @@ def _correlation(points: np.ndarray) -> list[str]:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-SETTINGS = "{} steps of 8 images per vendor, learning rate 3e-4, three seeds, no search: the same settings for all."
+SETTINGS = "{} steps of 8 images per vendor, learning rate 3e-4, {} seeds, no search: the same settings for all."
 FINE_TUNING = {
-    "fine-tuning": ("one vendor out", 120),
-    "fine-tuning-longer": ("one vendor out, longer", 300),
-    "fine-tuning-long-tailed": ("long-tailed", 120),
+    "fine-tuning": ("one vendor out", 120, "three"),
+    "fine-tuning-longer": ("one vendor out, longer", 300, "two"),
+    "fine-tuning-long-tailed": ("long-tailed", 120, "three"),
 }
 
 
 def _fine_tuning(file: Path, out: Path) -> str:
-    title, steps = FINE_TUNING[file.stem]
+    title, *how = FINE_TUNING[file.stem]
     report = f" Report: [{file.stem}.html]({file.stem}.html)." if file.stem in REPORTS else ""
     return "\n".join(
         [
             f"## Fine-tuning the whole backbone, {title}",
-            f"{SETTINGS.format(steps)}{report}\n",
+            f"{SETTINGS.format(*how)}{report}\n",
             tables.main_table(tables.figures_of(records.load(file))),
         ]
     )
@@ -238,7 +238,7 @@ def _from_scratch(file: Path, out: Path) -> str:
     parts = [
         "## Without pretrained weights",
         "A vision transformer (`vit_tiny_patch16_224` at 64 px; its pretrained weights are on a model hub only) "
-        f"and a ResNet-10 with trained batch norm. {SETTINGS.format(400)}\n",
+        f"and a ResNet-10 with trained batch norm. {SETTINGS.format(400, 'three')}\n",
     ]
     for backbone in ("ViT", "ResNet-10"):
         labels = (f"ERM, {backbone}", f"RC-Align, {backbone}")
