@@ -70,6 +70,7 @@ def test_every_figure_is_that_of_the_records() -> None:
             *(mean("fine-tuning", label) for label in ("RC-Align", "ERM")),
             *(mean(long_tailed, label) for label in ("RC-Align", "ERM")),
             mean("fine-tuning", "RC-Align + SWA"),
+            *(mean("fine-tuning-longer", label) for label in ("RC-Align", "ERM")),
             *(mean("from-scratch", f"{name}, {net}") for net in ("ViT", "ResNet-10") for name in ("RC-Align", "ERM")),
         ],
         9: [],
@@ -89,6 +90,7 @@ def test_wins_and_ties_are_those_of_the_records() -> None:
     assert verdict("mdlt", "M") == verdict("compound", "BSoftmax + SWAD") == verdict("compound", PLUS) == "wins"
     assert {verdict(name, "RC-Align, outer alignment", "RC-Align") for name in ("lodo", "mdlt")} == {"ties"}
     assert verdict("fine-tuning", "RC-Align") == verdict("fine-tuning-long-tailed", "RC-Align") == "loses"
+    assert verdict("fine-tuning-longer", "RC-Align") == "ties"
     assert verdict("from-scratch", "RC-Align, ViT", "ERM, ViT") == "loses"
     assert verdict("from-scratch", "RC-Align, ResNet-10", "ERM, ResNet-10") == "ties"
     assert all(difference < 2 * error for difference, error in kept_out())
