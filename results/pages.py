@@ -213,21 +213,26 @@ def _correlation(points: np.ndarray) -> list[str]:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-SETTINGS = "{} steps of 8 images per vendor, learning rate 3e-4, {} seeds, no search: the same settings for all."
 FINE_TUNING = {
-    "fine-tuning": ("one vendor out", 120, "three"),
-    "fine-tuning-longer": ("one vendor out, longer", 300, "two"),
-    "fine-tuning-long-tailed": ("long-tailed", 120, "three"),
+    "fine-tuning": ("one vendor out", plans.fine_tuning),
+    "fine-tuning-longer": ("one vendor out, longer", plans.fine_tuning_longer),
+    "fine-tuning-long-tailed": ("long-tailed", plans.fine_tuning_long_tailed),
 }
 
 
+def _settings(plan: plans.Plan) -> str:
+    batch, rate = (plan["hparams"][name] for name in ("batch_size", "learning_rate"))
+    length = f"{plan['steps']} steps of {batch} images per vendor"
+    return f"{length}, learning rate {rate:g}, {plan['seeds']} seeds, no search: the same settings for all."
+
+
 def _fine_tuning(file: Path, out: Path) -> str:
-    title, *how = FINE_TUNING[file.stem]
+    title, plan = FINE_TUNING[file.stem]
     report = f" Report: [{file.stem}.html]({file.stem}.html)." if file.stem in REPORTS else ""
     return "\n".join(
         [
             f"## Fine-tuning the whole backbone, {title}",
-            f"{SETTINGS.format(*how)}{report}\n",
+            f"{_settings(plan())}{report}\n",
             tables.main_table(tables.figures_of(records.load(file))),
         ]
     )
@@ -238,7 +243,7 @@ def _from_scratch(file: Path, out: Path) -> str:
     parts = [
         "## Without pretrained weights",
         "A vision transformer (`vit_tiny_patch16_224` at 64 px; its pretrained weights are on a model hub only) "
-        f"and a ResNet-10 with trained batch norm. {SETTINGS.format(400, 'three')}\n",
+        f"and a ResNet-10 with trained batch norm. {_settings(plans.from_scratch())}\n",
     ]
     for backbone in ("ViT", "ResNet-10"):
         labels = (f"ERM, {backbone}", f"RC-Align, {backbone}")

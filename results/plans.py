@@ -161,7 +161,7 @@ LEADERS_LONG_TAILED: dict[str, Plan | None] = {
     "ERM": None,
     "BSoftmax": None,
     "RC-Align": None,
-    "RC-Align, adjusted": rc_align(logit_adjustment=1.0),
+    "RC-Align, adjusted": PAST_THE_PAPER["RC-Align, adjusted"],
 }
 
 

@@ -109,8 +109,7 @@ class _Flight:
     """A run that was handed to Ray. asked: why it was asked to end, if it was."""
 
     entry: Entry
-    started: bool = False
-    sign: float = 0.0
+    sign: float = -1.0
     signed: float = 0.0
     asked: str = ""
 
@@ -196,9 +195,11 @@ class _Driver:
         return self.stop_reason
 
     def _at_once(self) -> int:
-        """How many runs Ray is given: some in reserve, so that no slot waits for the driver, unless Ray has more slots
-        than we may use."""
-        return 2 * self.slots if self.slots == self.fit else self.slots
+        """How many runs Ray is given: some in reserve, so that no slot waits for the driver, unless Ray has, or may
+        come to have, more slots than the workers asked for."""
+        asked = self.resources
+        kept_by_ray = asked.workers is None or (asked.address is None and self.slots == self.fit)
+        return 2 * self.slots if kept_by_ray else self.slots
 
     def standing(self) -> Standing:
         known = [run for run in self.entries if run in self.validation]
@@ -289,8 +290,8 @@ class _Driver:
             if run not in running or flight.asked:
                 continue
             sign = self.folder.last_sign(run)
-            if not flight.started or sign != flight.sign:
-                flight.started, flight.sign, flight.signed = True, sign, now
+            if sign != flight.sign:
+                flight.sign, flight.signed = sign, now
             if now - flight.signed > self.resources.stalled_after:
                 flight.asked = "hung"
                 _kill(ref, running[run])
