@@ -5,7 +5,6 @@ Recorded draws enter where an algorithm draws: each such place is one small meth
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from replay import Arrays, batch, load, recorded_steps, tensor
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +31,6 @@ from rcalign.functional.mixing import cyclic_pairs
 from rcalign.functional.moments import kernel_gap, moment_gap
 from rcalign.types import Batch, DataSpec
 
-Arrays = dict[str, np.ndarray]
 CLOSE = {"atol": 1e-6, "rtol": 0.0}
 
 # recorded layer -> ours; what one of the algorithms lacks (DANN has no class embedding) is not compared
@@ -148,16 +147,6 @@ class SmallContext(ARM):
 REPLAYED = {"Mixup": RecordedMixup, "MLDG": RecordedMLDG, "SagNet": RecordedSagNet, "MTL": RecordedMTL}
 
 
-def tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(array))
-
-
-def load(reference: Path, name: str) -> tuple[Arrays, dict[str, Any]]:
-    with np.load(reference / "parity" / f"{name}.npz", allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
-    return arrays, json.loads(str(arrays.pop("meta")))
-
-
 def network_of(recorded: Arrays) -> Network:
     inputs, images = recorded["f0.weight"].shape[1], recorded["x_0_0"].ndim == 4
     if images:  # the recorded layer reads the flattened image and then the context
@@ -211,11 +200,6 @@ def build(recorded: Arrays, meta: dict[str, Any], preset: str, **changes: Any) -
     return model
 
 
-def batch(recorded: Arrays, t: int) -> Batch:
-    domains = range(sum(key.startswith(f"x_{t}_") for key in recorded))
-    return Batch.from_domains([(tensor(recorded[f"x_{t}_{d}"]), tensor(recorded[f"y_{t}_{d}"])) for d in domains])
-
-
 def differences(model: Algorithm, recorded: Arrays, steps: int) -> np.ndarray:
     """Largest difference of a parameter after each step."""
     found = []
@@ -228,10 +212,6 @@ def differences(model: Algorithm, recorded: Arrays, steps: int) -> np.ndarray:
             largest = max(largest, float((state[own] - value).abs().max()))
         found.append(largest)
     return np.array(found)
-
-
-def recorded_steps(recorded: Arrays) -> int:
-    return len(recorded["after.head.weight"])
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from replay import Arrays, load, tensor
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,22 +28,11 @@ from rcalign.functional.imbalance import (
 from rcalign.functional.moments import moment_gap
 from rcalign.types import Batch, DataSpec
 
-Arrays = dict[str, np.ndarray]
 OURS = {"f0": "featurizer.0", "f2": "featurizer.2", "head": "head"}
 RENAMED = {"lr": "learning_rate", "max_m": "max_margin", "boda_start_step": "start_step"}
 RENAMED["feat_update_freq"] = "refresh_every"
 CLOSE = {"atol": 1e-6, "rtol": 0.0}
 COUNT_LOSSES = ["focal", "cbloss", "cbloss_beta09", "reweight", "sqrt_reweight", "bsoftmax", "ldam", "crt"]
-
-
-def load(reference: Path, name: str) -> tuple[Arrays, dict[str, Any]]:
-    with np.load(reference / "parity" / f"{name}.npz", allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
-    return arrays, json.loads(str(arrays.pop("meta")))
-
-
-def tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(array))
 
 
 def ours(name: str) -> str:
