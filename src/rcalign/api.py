@@ -488,7 +488,7 @@ def diagnose(
         logits=None if "head_weight" in options and "target_logits" not in options else logits,
         class_names=model.config.spec.classes,
         domain_names=names,
-        source_priors=model.config.spec.count_matrix.sum(0).numpy() / model.config.spec.count_matrix.sum().item(),
+        source_priors=model.training_priors,
         temperature=float(model.config.hparams.get("temperature", 1.0)),
         **options,
     )

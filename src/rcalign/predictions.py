@@ -17,6 +17,7 @@ from rcalign.data.stream import decoded_batches, find_images
 from rcalign.diagnosis.priors import adapt_priors, em_priors
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
+from rcalign.evaluation.metrics import softmax
 from rcalign.files import open_whole
 from rcalign.training.trained import TrainedModel
 
@@ -64,35 +65,35 @@ class Predictions:
         self.total = len(self._files if self._data is None else self._data)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        batches = self._chances()
+        batches = self._probabilities()
         for names, table in self._adapted(batches) if self.adapt_priors else batches:
-            for name, chances in zip(names, table, strict=True):
-                yield self._row(name, chances)
+            for name, probabilities in zip(names, table, strict=True):
+                yield self._row(name, probabilities)
         if self.skipped and len(self.skipped) == self.total:
             path, why = self.skipped[0]
             raise InputError(f"none of the {self.total} files is a whole image ('{path}': {why}): give image files.")
 
-    def _chances(self) -> Iterator[tuple[list[str], np.ndarray]]:
+    def _probabilities(self) -> Iterator[tuple[list[str], np.ndarray]]:
         """Names and calibrated probabilities (n, C), a batch at a time."""
         for names, x in self._inputs() if self._data is None else self._rows():
-            yield names, self._model.chances(x)
+            yield names, self._model.probabilities(x)
 
     def _adapted(self, batches: Iterator[tuple[list[str], np.ndarray]]) -> Iterator[tuple[list[str], np.ndarray]]:
         found = list(batches)
         if not found:
             return
         logits = np.log(np.concatenate([table for _, table in found]).astype(np.float64).clip(1e-12))
-        source = training_priors(self._model)
+        source = self._model.training_priors
         target = em_priors(logits, source)
         self.priors = dict(zip(self._classes, (round(float(share), 6) for share in target), strict=True))
-        yield [name for names, _ in found for name in names], adapt_priors(logits, source, target)
+        yield [name for names, _ in found for name in names], softmax(adapt_priors(logits, source, target))
 
-    def _row(self, name: str, chances: np.ndarray) -> dict[str, Any]:
-        best = int(chances.argmax())
-        confidence = float(chances[best])
+    def _row(self, name: str, probabilities: np.ndarray) -> dict[str, Any]:
+        best = int(probabilities.argmax())
+        confidence = float(probabilities[best])
         unsure = self.threshold is not None and confidence < self.threshold
         values = [name, self._unknown if unsure else self._classes[best], round(confidence, 6)]
-        return dict(zip(self.columns, [*values, *(round(float(p), 6) for p in chances)], strict=True))
+        return dict(zip(self.columns, [*values, *(round(float(p), 6) for p in probabilities)], strict=True))
 
     def _inputs(self) -> Iterator[tuple[list[str], torch.Tensor]]:
         augmentation = self._model.augmentation
@@ -110,15 +111,6 @@ class Predictions:
             names = [f"row {row}" for row in range(self.seen, self.seen + len(x))]
             self.seen += len(x)
             yield names, x
-
-
-def training_priors(model: TrainedModel) -> np.ndarray:
-    """The class shares (C,) that training saw: batches draw every domain alike, within it as its rows are, or each of
-    its classes alike where the algorithm samples so."""
-    counts = model.config.spec.count_matrix.double().numpy()
-    if model.algorithm.traits.balanced_sampling:
-        counts = (counts > 0).astype(np.float64)
-    return (counts / counts.sum(1, keepdims=True)).mean(0)
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> int:

@@ -73,14 +73,21 @@ class TrainedModel:
         """Network inputs (n, ...) -> what the head reads (n, h)."""
         return self.algorithm.embed(x if self.frozen is None else self.frozen(x))
 
-    def probabilities(self, inputs: Iterator[Tensor]) -> np.ndarray:
-        """Calibrated, (n, C) over batches of inputs, in order."""
-        pieces = [self.chances(x) for x in inputs]
-        return np.concatenate(pieces) if pieces else np.zeros((0, self.config.spec.num_classes), dtype=np.float32)
-
-    def chances(self, x: Tensor) -> np.ndarray:
-        """Calibrated probabilities (n, C) of one batch of inputs."""
+    def probabilities(self, x: Tensor) -> np.ndarray:
+        """Calibrated probabilities (n, C) of one batch of inputs: in [0, 1], rows that sum to one."""
         return torch.softmax(self.logits(x).float() / self.temperature, 1).cpu().numpy()
+
+    @property
+    def training_priors(self) -> np.ndarray:
+        """The class shares (C,) among the samples that training drew: what the probabilities take for granted.
+
+        Batches draw every domain equally often; within a domain, rows as they are, or every class equally often where
+        the algorithm samples so.
+        """
+        counts = self.config.spec.count_matrix.double().numpy()
+        if self.algorithm.traits.balanced_sampling:
+            counts = (counts > 0).astype(np.float64)
+        return (counts / counts.sum(1, keepdims=True)).mean(0)
 
 
 def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
