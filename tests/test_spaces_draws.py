@@ -52,6 +52,8 @@ ADVERSARIAL = {
     "mlp_depth": "discriminator_depth",
     "mlp_dropout": "discriminator_dropout",
 }
+# the algorithms of hparams-more.json, by our names: what their own hyperparameters are called here
+MORE: dict[str, dict[str, str | None]] = {}
 NOT_OURS = {  # choices of backbone, data and stage, which are not hyperparameters of an algorithm here
     "data_augmentation",
     "resnet18",
@@ -132,9 +134,11 @@ def contains(space: Space, value: Any) -> bool:
 def recorded(reference: Path, peer: str) -> list[tuple[str, str, bool, dict[str, Any]]]:
     """(our algorithm, data set, whether it is the default, our field -> recorded value)."""
     rows = []
-    for row in json.loads((reference / "parity" / "protocol" / "hparams.json").read_text())[peer]:
+    files = [reference / "parity" / "protocol" / name for name in ("hparams.json", "hparams-more.json")]
+    known, more = (json.loads(file.read_text()).get(peer, []) for file in files)
+    for row in known + [row for row in more if NAMED.get(row["algorithm"], row["algorithm"]) in MORE]:
         name = NAMED.get(row["algorithm"], row["algorithm"])
-        translated = {**OURS, **(ADVERSARIAL if "DANN" in name else {})}
+        translated = {**OURS, **(ADVERSARIAL if "DANN" in name else {}), **MORE.get(name, {})}
         found = {translated.get(key, key): value for key, value in row["hparams"].items() if key not in NOT_OURS}
         found.pop(None, None)
         if row["dataset"] == "DomainNet":
