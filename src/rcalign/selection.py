@@ -1,7 +1,8 @@
 """Which run, and which of its checkpoints, a protocol chooses. Pure: records in, a choice out.
 
-The rules are those of DomainBed and of BoDA, to the figure. They differ in what they may look at: only ``oracle`` reads
-anything of the domain that is tested.
+The rules are those of DomainBed and of BoDA, to the figure, ties included: of a run's equal checkpoints the earliest is
+chosen, of equal draws the last (both sort the draws by score, ascending, and reverse the list). They differ in what
+they may look at: only ``oracle`` reads anything of the domain that is tested.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def get_rule(name: str | None, protocol: str) -> Rule:
 
 
 def rank(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> list[Choice]:
-    """The best checkpoint of every run that holds out exactly these domains, the best first, of equals the first draw.
+    """The best checkpoint of every run that holds out exactly these domains, the best first, of equals the last draw.
 
     runs: finished runs of one data set, algorithm and trial; one that is lost, or has lost a companion, is passed over.
     """
@@ -191,7 +192,7 @@ def rank(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> lis
             choice = rule.choose(run, companions)
             if choice is not None:
                 found.append(choice)
-    return sorted(found, key=lambda choice: -choice.score)
+    return sorted(found, key=lambda choice: choice.score)[::-1]
 
 
 def choose(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> Choice | Missing:
@@ -216,7 +217,8 @@ def choose_per_trial(rule: Rule, runs: Iterable[Run], held_out: Collection[str] 
 
 
 def tune_then_repeat(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> dict[int, Choice | Missing]:
-    """The choice of every trial where one draw is chosen for all: the largest mean score over the trials of the search.
+    """The choice of every trial where one draw is chosen for all: the largest mean score over the trials of the search,
+    of equals the first draw. Neither peer has this rule; sweeps repeat the draw that it chooses.
 
     Of the winner count its runs of the search and its repetitions, each with its own best checkpoint.
     runs: all planned runs of one data set and algorithm.
