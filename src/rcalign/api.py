@@ -254,6 +254,7 @@ def predict(
         "rows": rows,
         "count": count,
         "skipped": predictions.skipped,
+        "notes": predictions.notes,
         "priors": predictions.priors,
         "out": None if out is None else str(out),
     }
@@ -594,6 +595,8 @@ def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
     if isinstance(content, Arrays) != (model.augmentation is None):
         return []
     chosen = np.linspace(0, len(dataset) - 1, min(rows, len(dataset))).astype(np.int64)
+    if model.encoding is not None:
+        return []  # checked on rows that have gaps and unknown categories too
     if not isinstance(content, Images):
         same = isinstance(content, ImageArray) or content.x.shape[1:] == model.config.spec.input_shape
         return [content.x[chosen], content.x[chosen[:1]]] if same else []

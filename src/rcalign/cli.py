@@ -253,6 +253,8 @@ def predict(
     )
     for path, why in result["skipped"]:
         print(f"skipped {path!r}: {why}", file=sys.stderr)
+    for note in result["notes"]:
+        print(note, file=sys.stderr)
     if result["priors"] is not None:
         shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in result["priors"].items())
         print(f"estimated class shares: {shares}", file=sys.stderr)

@@ -47,6 +47,7 @@ class RunConfig:
     track_bound: int | None = None
     stage_one: str | None = None
     compile: bool = False
+    table: Mapping[str, Any] | None = None  # how columns become inputs (``Encoding``); the data and split determine it
     stored_size: int | None = None  # side of the kept images; not part of the identity, since the data determine it
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
@@ -54,7 +55,7 @@ class RunConfig:
     def identity(self) -> dict[str, Any]:
         """The fields that determine the result; the device, threads and versions only how it is computed."""
         everything = dataclasses.asdict(self)
-        for name in ("device", "versions", "threads", "compile", "stored_size", "track_bound", "format"):
+        for name in ("device", "versions", "threads", "compile", "stored_size", "table", "track_bound", "format"):
             del everything[name]
         return everything
 

@@ -19,6 +19,7 @@ from rcalign.algorithms.base import Algorithm, Network, seeded
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import Batches, evaluation_batches
 from rcalign.data.cache import ImageStore, cache_root, open_images
+from rcalign.data.columns import Encoding, Table, learn_encoding
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
 from rcalign.errors import InputError
@@ -65,6 +66,7 @@ class Task:
     backbone: Backbone
     frozen: nn.Module | None  # the image backbone whose features are the inputs
     augmentation: Augmentation | None  # of the images, also where a frozen backbone stands between
+    encoding: Encoding | None = None  # of the columns of a table
 
     @property
     def stored_size(self) -> int | None:
@@ -136,12 +138,16 @@ def make_task(
     progress: bool = False,
 ) -> Task:
     """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once)."""
-    frozen, augmentation = None, None
+    frozen, augmentation, encoding = None, None, None
     with seeded(seed):  # a backbone without pretrained weights starts from the run's seed
         if isinstance(dataset.content, Arrays):
             if freeze_backbone:
                 raise InputError("--freeze-backbone needs images, but the data are arrays: leave it out.")
-            inputs = Inputs(dataset.content.x, None, device)
+            x = dataset.content.x
+            if isinstance(dataset.content, Table):
+                encoding = learn_encoding(dataset.content, np.concatenate(list(splits.train.values())))
+                x = encoding.encode(dataset.content, f"'{dataset.name}'")
+            inputs = Inputs(x, None, device)
             made = build(backbone, inputs.shape, weights=weights, freeze_batch_norm=freeze_batch_norm)
         else:
             size = image_size or dataset.content.native_size or 224
@@ -166,7 +172,7 @@ def make_task(
         tuple(tuple(int(n) for n in row) for row in counts),
         inputs.shape,
     )
-    return Task(dataset, splits, spec, inputs, made, frozen, augmentation)
+    return Task(dataset, splits, spec, inputs, made, frozen, augmentation, encoding)
 
 
 def storage_size(size: int, native: int | None) -> int:

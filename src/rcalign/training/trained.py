@@ -15,6 +15,7 @@ from rcalign.algorithms.base import Algorithm, Network, seeded
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import evaluation_batches
 from rcalign.data.cache import open_images
+from rcalign.data.columns import Encoding, Table
 from rcalign.data.source import Arrays, Dataset
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
@@ -57,6 +58,8 @@ class TrainedModel:
         if isinstance(content, Arrays) != (self.augmentation is None):
             wanted = "images" if self.augmentation is not None else "arrays"
             raise InputError(f"the model was trained on {wanted}, but the data are not: give data of the same kind.")
+        if isinstance(content, Table) or self.encoding is not None:
+            content = Arrays(self._encoded(content, dataset.name))
         if isinstance(content, Arrays):
             shape, expected = tuple(content.x.shape[1:]), self.config.spec.input_shape
             if shape != expected:
@@ -67,6 +70,21 @@ class TrainedModel:
         assert self.augmentation is not None
         store = open_images(dataset, storage_size(self.augmentation.size, content.native_size))
         return evaluation_batches(store, rows, BATCH, self.augmentation, self.device)
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How columns of a table become inputs; None for a model of arrays or images."""
+        return None if self.config.table is None else Encoding.from_json(self.config.table)
+
+    def _encoded(self, content: object, name: str) -> np.ndarray:
+        """Inputs (n, f) of a table's raw columns."""
+        encoding = self.encoding
+        if encoding is None:
+            raise InputError(f"'{name}' is a table, but the model was trained on arrays: give an .npz of that shape.")
+        if not isinstance(content, Table):
+            columns = ", ".join(column.name for column in encoding.columns)
+            raise InputError(f"the model reads the columns {columns}: give a .csv or .parquet file that has them.")
+        return encoding.encode(content, f"'{name}'")
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
