@@ -32,7 +32,7 @@ from rcalign.diagnosis import diagnose as diagnose_arrays
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import Part, summary
 from rcalign.evaluation.metrics import next_value_interval
-from rcalign.files import write_whole
+from rcalign.files import check_output, format_by_ending, write_whole
 from rcalign.predictions import Predictions, write_csv
 from rcalign.presets import Preset
 from rcalign.records import RunConfig, RunFolder, versions
@@ -155,14 +155,9 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
     where = torch.device(resolve_device(device))
     model = load_trained(run, where)
     config = model.config
-    dataset = data if isinstance(data, Dataset) else source.load(data if data is not None else config.data)
+    dataset = _own_data(run, model) if data is None else _loaded(data)
     rows_of: Mapping[str, np.ndarray]
     if data is None:
-        if dataset.fingerprint != config.data_fingerprint:
-            raise InputError(
-                f"the data '{config.data}' changed since the run '{run}' was trained: name the data to evaluate on, or "
-                "train again."
-            )
         rows_of = make_splits(dataset, config.protocol, config.test_domains, config.seed).test
     else:
         rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
@@ -172,7 +167,27 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
         logits = [model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)]
         parts.append(Part(name, "test", np.concatenate(logits), position[dataset.y[rows]]))
     figures = summary(parts, list(config.spec.domains), config.spec.count_matrix.numpy(), dataset.shots)
-    return {"algorithm": config.algorithm, "data": str(data) if data is not None else config.data, **figures}
+    return {
+        "algorithm": config.algorithm,
+        "data": str(data) if data is not None else config.data,
+        **figures,
+        "notes": model.notes,
+    }
+
+
+def _loaded(data: str | Path | Dataset) -> Dataset:
+    return data if isinstance(data, Dataset) else source.load(data)
+
+
+def _own_data(run: str | Path, model: TrainedModel) -> Dataset:
+    """The data that a run was trained on, if they are the same still: else its splits would mix training and test."""
+    dataset = source.load(model.config.data)
+    if dataset.fingerprint != model.config.data_fingerprint:
+        raise InputError(
+            f"the data '{model.config.data}' changed since the run '{run}' was trained, so which rows were trained on "
+            "is not known: name other data, or train again."
+        )
+    return dataset
 
 
 def leave_one_out(
@@ -234,10 +249,13 @@ def predict(
     """Class and calibrated probabilities for image files, folders of them, or an .npz with ``x``.
 
     The result: ``rows``, a dict for each image in the order of the files; ``skipped``, (path, why) of files that are no
-    images; ``count``, the number of rows. With ``out`` the rows go to that CSV file as they are made, and ``rows`` is
-    empty, so that any number of files needs the same memory. threshold: below this probability the class is "unknown".
-    adapt_priors: estimate the class shares among these files (``priors`` of the result) and correct for them.
+    images; ``count``, the number of rows; ``notes``, what to know of the model. With ``out`` the rows go to that CSV
+    file as they are made, and ``rows`` is empty, so that any number of files needs the same memory. threshold: below
+    this probability the class is "unknown". adapt_priors: estimate the class shares among these files (``priors`` of
+    the result) and correct for them.
     """
+    if out is not None:
+        check_output(out)
     model = load_trained(run, torch.device(resolve_device(device)))
     predictions = Predictions(model, paths, threshold=threshold, adapt_priors=adapt_priors)
     with Progress(console=Console(stderr=True), disable=not progress) as bar:
@@ -464,7 +482,7 @@ def diagnose(
             return diagnose_arrays(**_given(found), **more, target=Path(target).stem)  # type: ignore[arg-type]
         return diagnose_arrays(**_given(found), target=None if target is None else str(target))
     model = load_trained(subject, torch.device(resolve_device(device)))
-    features, logits, labels, domains, names = _looked_at(model, data)
+    features, logits, labels, domains, names = _looked_at(subject, model, data)
     options: dict[str, Any] = {"target": None if target is None else str(target)}
     if _is_file(target):
         unlabelled = arrays.unlabelled(Path(target))  # type: ignore[arg-type]
@@ -515,11 +533,11 @@ def _with_tracking(told: Diagnosis, rows: Sequence[Mapping[str, Any]]) -> Diagno
 
 
 def _looked_at(
-    model: TrainedModel, data: str | Path | Dataset | None
+    run: str | Path, model: TrainedModel, data: str | Path | Dataset | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Features, logits, labels, domain positions and domain names of rows that the model was not trained on."""
     config = model.config
-    dataset = data if isinstance(data, Dataset) else source.load(data if data is not None else config.data)
+    dataset = _own_data(run, model) if data is None else _loaded(data)
     if data is None:
         splits = make_splits(dataset, config.protocol, config.test_domains, config.seed)
         rows_of = {**splits.val, **splits.test} if config.protocol == "lodo" else dict(splits.test)
@@ -565,24 +583,25 @@ def _class_positions(model: TrainedModel, dataset: Dataset) -> np.ndarray:
 
 
 def export(
-    run: str | Path, format: str = "onnx", *, out: str | Path | None = None, diagnosis: bool = False
+    run: str | Path, format: str | None = None, *, out: str | Path | None = None, diagnosis: bool = False
 ) -> dict[str, Any]:
     """A trained model as a file for other programs, "onnx", "torchscript" or "safetensors", and a model card beside it.
 
     The graph takes uint8 RGB images of any size (or rows of numbers) and gives logits and calibrated probabilities; it
-    is run and compared with the trained model on some of the run's own data, if they are still there. out: the file.
-    diagnosis: put the findings of ``diagnose`` into the card.
+    is run and compared with the trained model on some of the run's own data, if they are still there. out: the file,
+    whose ending decides the format where none is given (without either, ONNX). diagnosis: put the findings of
+    ``diagnose`` into the card.
     """
-    if format not in exports.FORMATS:
-        raise unknown("format", format, exports.FORMATS)
+    format = format_by_ending(format, out, exports.ENDINGS, "onnx")
+    file = Path(out) if out is not None else Path(run) / "export" / f"model{exports.ENDINGS[format][0]}"
     model = load_trained(run, torch.device("cpu"))
-    file = Path(out) if out is not None else Path(run) / "export" / f"model{exports.SUFFIXES[format]}"
+    check_output(file)
     findings = [(finding.title, finding.text) for finding in diagnose(run).advice] if diagnosis else []
     done = exports.export_model(model, format, file, _some_inputs(model))
-    card = file.with_name(f"{file.stem}-card.md")
+    card = exports.card_file(file)
     text = exports.model_card(model.config, RunFolder(run).result(), done, findings)
     write_whole(card, text.encode(errors="backslashreplace"))
-    return {**dataclasses.asdict(done), "file": str(file), "card": str(card)}
+    return {**dataclasses.asdict(done), "file": str(file), "card": str(card), "notes": model.notes}
 
 
 def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:

@@ -222,6 +222,7 @@ def evaluate(
         result = api.leave_one_out(
             subject, algorithm or "RC-Align", seeds=seeds, out=out, device=device, progress=True, **training
         )
+    _say(result.get("notes", []))
     if as_json:
         print(json.dumps(result, indent=2))
     elif leave_one_out:
@@ -251,10 +252,9 @@ def predict(
     result = api.predict(
         run, paths, out=out, threshold=threshold, adapt_priors=adapt_priors, device=device, progress=True
     )
+    _say(result["notes"])
     for path, why in result["skipped"]:
         print(f"skipped {path!r}: {why}", file=sys.stderr)
-    for note in result["notes"]:
-        print(note, file=sys.stderr)
     if result["priors"] is not None:
         shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in result["priors"].items())
         print(f"estimated class shares: {shares}", file=sys.stderr)
@@ -637,38 +637,48 @@ def diagnose(
     target: Annotated[
         str | None, typer.Option(help="A domain, or an unlabelled .npz.", show_default="the first held-out domain")
     ] = None,
-    format_: Annotated[str, typer.Option("--format", help="terminal, json or html.")] = "terminal",
+    format_: Annotated[
+        str | None, typer.Option("--format", help="terminal, json or html.", show_default="by the ending of --out")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write it.", show_default="print; html: next to the run")
+        Path | None,
+        typer.Option(help="Where to write it: .txt, .json or .html.", show_default="print; html: next to the run"),
     ] = None,
     device: Device = "auto",
 ) -> None:
     """Say why a model fails, or will fail, on a domain: class frequencies, looks, or both, and what would help."""
     from rcalign import api
-    from rcalign.diagnosis import render_html, render_terminal, to_json
-    from rcalign.errors import unknown
-    from rcalign.files import write_whole
+    from rcalign.diagnosis import ENDINGS, render
+    from rcalign.files import check_output, format_by_ending, write_whole
 
-    if format_ not in ("terminal", "json", "html"):
-        raise unknown("format", format_, ("terminal", "json", "html"))
+    wanted = format_by_ending(format_, out, ENDINGS, "terminal")
+    if out is None and wanted == "html":
+        out = Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html")
+    if out is not None:
+        check_output(out)
     told = api.diagnose(subject, data, target=target, device=device)
-    if format_ == "terminal":
+    if out is not None:
+        write_whole(out, render(told, wanted).encode())
+        print(f"Written to {out}")
+    elif wanted == "terminal":
+        from rcalign.diagnosis import render_terminal
+
         Console().print(render_terminal(told))
-        return
-    text = to_json(told) if format_ == "json" else render_html(told)
-    if out is None and format_ == "json":
-        print(text)
-        return
-    file = out or (Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html"))
-    write_whole(file, text.encode())
-    print(f"Written to {file}")
+    else:
+        print(render(told, wanted))
 
 
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    format: Annotated[str, typer.Option(help="onnx, torchscript or safetensors.")] = "onnx",
-    out: Annotated[Path | None, typer.Option(help="The file.", show_default="RUN/export/model...")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="onnx, torchscript or safetensors.", show_default="by the ending of --out, else onnx"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file: .onnx, .pt or .safetensors.", show_default="RUN/export/model..."),
+    ] = None,
     diagnosis: Annotated[
         bool, typer.Option("--diagnosis", help="Put the findings of 'rcalign diagnose' into the model card.")
     ] = False,
@@ -677,8 +687,15 @@ def export(
     from rcalign import api
 
     done = api.export(run, format, out=out, diagnosis=diagnosis)
+    _say(done["notes"])
     checked = "" if done["difference"] is None else f" (within {done['difference']:.0e} of the trained one)"
     print(f"Model: {done['file']}{checked}\nInput: {done['input']}\nOutput: {done['output']}\nCard: {done['card']}")
+
+
+def _say(notes: list[str]) -> None:
+    """What the user should know beside the result, on standard error."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _figures(result: dict[str, Any]) -> Table:

@@ -57,7 +57,7 @@ class Predictions:
         # a class may be called like one of our own columns
         self.columns = [*ABOUT, *(f"{name} (class)" if name in ABOUT else name for name in self._classes)]
         self._unknown = UNKNOWN if UNKNOWN not in self._classes else f"({UNKNOWN})"
-        self.notes: list[str] = []  # what is odd about a table
+        self.notes = model.notes  # of the model, and what is odd about a table
         self._names: list[str] | None = None  # of the rows of a table
         encoding = model.encoding
         if encoding is not None:

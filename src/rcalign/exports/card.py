@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rcalign import registry
@@ -12,6 +13,15 @@ from rcalign.records import RunConfig
 
 FEW = 20  # training samples of a (domain, class) pair from which on it is not called rare
 MOST = 12  # lines of a list before it is cut
+
+
+def card_file(file: Path) -> Path:
+    """Where the card of an exported file lies: each file has its own.
+
+    >>> str(card_file(Path("out/model.onnx")))
+    'out/model.onnx-card.md'
+    """
+    return file.with_name(f"{file.name}-card.md")
 
 
 def model_card(

@@ -170,7 +170,7 @@ FORMATS: dict[str, Callable[[Deployed, TrainedModel, np.ndarray, Path], Run | No
     "torchscript": _torchscript,
     "safetensors": _safetensors,
 }
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
+ENDINGS = {"onnx": (".onnx",), "torchscript": (".pt", ".pth", ".ts"), "safetensors": (".safetensors",)}
 
 
 def _about(model: TrainedModel, format: str) -> dict[str, str]:
@@ -180,6 +180,7 @@ def _about(model: TrainedModel, format: str) -> dict[str, str]:
         "classes": json.dumps(config.spec.classes),
         "algorithm": config.algorithm,
         "temperature": repr(model.temperature),
+        "calibrated": json.dumps(model.calibrated),
         "input": _input_text(model, format),
         "config": json.dumps(dataclasses.asdict(config)),
     }
@@ -211,7 +212,8 @@ def _input_text(model: TrainedModel, format: str) -> str:
 
 def _output_text(model: TrainedModel) -> str:
     classes = model.config.spec.num_classes
-    return f"logits: float32 (n, {classes}); probabilities: float32 (n, {classes}), calibrated"
+    calibrated = "calibrated" if model.calibrated else "not calibrated"
+    return f"logits: float32 (n, {classes}); probabilities: float32 (n, {classes}), {calibrated}"
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ class TrainedModel:
     """config: how it was trained. algorithm: with the chosen weights. frozen: the untrained backbone before it, if any.
 
     augmentation: what turns images (n, s, s, 3) uint8 into inputs; None for arrays. temperature: what validation says
-    logits should be divided by before they are probabilities (1 for a run that is not finished).
+    logits should be divided by before they are probabilities; calibrated: it was fitted, and is not just 1. finished:
+    the run came to its end, so that the weights are those that validation chose among all.
     """
 
     config: RunConfig
@@ -40,6 +41,20 @@ class TrainedModel:
     augmentation: Augmentation | None
     device: torch.device
     temperature: float = 1.0
+    calibrated: bool = False
+    finished: bool = True
+
+    @property
+    def notes(self) -> list[str]:
+        """What whoever uses the predictions should know of the model, in sentences."""
+        notes = []
+        if not self.finished:
+            notes.append(
+                "The run is not finished: these are the best weights so far; go on with 'rcalign train --resume'."
+            )
+        if not self.calibrated:
+            notes.append("The probabilities are not calibrated: a confidence says little about how often it is right.")
+        return notes
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
@@ -139,5 +154,15 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     hparams = spaces.build(entry.algorithm.Hparams, config.hparams)
     algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
     algorithm.load_state_dict(load_weights(folder.best_file))
-    temperature = ((folder.result() or {}).get("calibration") or {}).get("temperature", 1.0)
-    return TrainedModel(config, algorithm, frozen, augmentation, device, float(temperature))
+    result = folder.result()
+    calibration = (result or {}).get("calibration") or {}
+    return TrainedModel(
+        config,
+        algorithm,
+        frozen,
+        augmentation,
+        device,
+        temperature=float(calibration.get("temperature", 1.0)),
+        calibrated=bool(calibration.get("rows")),
+        finished=result is not None,
+    )
