@@ -397,7 +397,7 @@ def data_sample(
     from rcalign import api
 
     done = api.data_sample(name, out, each=each, size=size, seed=seed)
-    print(f"{done['images']:,} drawn images written to {done['root']}/{done['folder']}")
+    print(f"{done['images']:,} drawn {done.get('unit', 'images')} written to {done['root']}/{done['folder']}")
     print(f"Next: rcalign data info {done['use']}")
 
 
@@ -412,7 +412,7 @@ def _goes_on() -> Iterator[None]:
 
 def _show_prepared(done: dict[str, Any]) -> None:
     for domain, images in done["images"].items():
-        print(f"{domain}: {images:,} images")
+        print(f"{domain}: {images:,} {done.get('unit', 'images')}")
     for note in done["notes"]:
         print(f"- {note}")
     print(f"{done['name']} is in {done['folder']}")
@@ -421,7 +421,7 @@ def _show_prepared(done: dict[str, Any]) -> None:
 
 
 def _show_verified(report: dict[str, Any]) -> None:
-    table = Table("domain", "images", title=f"{report['name']} in {report['folder']}")
+    table = Table("domain", report.get("unit", "images"), title=f"{report['name']} in {report['folder']}")
     for domain, images in report["domains"].items():
         table.add_row(domain, f"{images:,}")
     table.add_section()

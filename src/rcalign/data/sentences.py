@@ -97,7 +97,7 @@ def embed(texts: Sequence[str], encoder: str, *, progress: bool = True) -> np.nd
         if file.exists():
             table[:-1] = np.load(file, allow_pickle=False)
         else:
-            table[:-1] = _compute(distinct, encoder, progress)
+            table[:-1] = compute(distinct, encoder, progress)
             buffer = io.BytesIO()
             np.save(buffer, table[:-1], allow_pickle=False)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,8 @@ def _model(folder: Path) -> tuple[Any, Any]:
     return tokenizer, model.eval()
 
 
-def _compute(texts: Sequence[str], encoder: str, progress: bool) -> np.ndarray:
+def compute(texts: Sequence[str], encoder: str, progress: bool) -> np.ndarray:
+    """Unit vectors (n, width) float32, without the cache. progress: a bar on the error stream."""
     from rich.console import Console
     from rich.progress import Progress
 
