@@ -15,7 +15,7 @@ ROOT = Path(rcalign.__file__).parent
 # a module may import those of its own layer and of the layers above it in this list
 LAYERS = [
     {"errors", "interrupts"},
-    {"types", "files", "devices"},
+    {"types", "files", "devices", "distributed"},
     {"spaces", "registry", "presets"},
     {"functional"},
     {"data"},

@@ -102,6 +102,10 @@ class GMDG(Algorithm):
         main.add_param_group({"params": [*self.layer_variances, self.domain_variances], "lr": fast})
         return {"main": main, "labels": self.adam(self.label_layers.parameters(), lr=fast)}
 
+    @property
+    def row_networks(self) -> list[nn.Module]:
+        return [self.featurizer, self.pretrained.network]
+
     def step(self, batch: Batch) -> Logs:
         h, batch = self.hparams, self.checked(batch)
         with read_maps([*stages_of(self.featurizer), self.featurizer]) as maps:
