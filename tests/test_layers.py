@@ -28,6 +28,7 @@ LAYERS = [
     {"diagnosis"},
     {"reports"},
     {"estimator", "exports", "predictions"},
+    {"fit"},
     {"api"},
     {"demo", "compat"},
     {"cli", "__init__"},  # the package itself offers, when first used, what its last stages hold
