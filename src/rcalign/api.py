@@ -30,7 +30,7 @@ from rcalign.devices import check_precision, resolve_device
 from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
 from rcalign.diagnosis import diagnose as diagnose_arrays
 from rcalign.errors import InputError, unknown
-from rcalign.evaluation.evaluate import Part, summary
+from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confusions, summary
 from rcalign.evaluation.metrics import next_value_interval
 from rcalign.files import check_output, format_by_ending, write_whole
 from rcalign.predictions import Predictions, write_csv
@@ -150,7 +150,9 @@ def train(
 def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, device: str = "auto") -> dict[str, Any]:
     """The figures of a run on its own test parts, or on all rows of other data with the same classes.
 
-    Domains of other data are reported one by one; they need not be known to the run.
+    Domains of other data are reported one by one; they need not be known to the run. The result: the figures of
+    ``evaluation.evaluate.summary``, the ``calibration`` error before and after the run's temperature, and for each
+    domain the ``recall`` of every class and the ``confusion`` matrix (true classes in rows, predicted in columns).
     """
     where = torch.device(resolve_device(device))
     model = load_trained(run, where)
@@ -166,11 +168,15 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
     for name, rows in rows_of.items():
         logits = [model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)]
         parts.append(Part(name, "test", np.concatenate(logits), position[dataset.y[rows]]))
-    figures = summary(parts, list(config.spec.domains), config.spec.count_matrix.numpy(), dataset.shots)
+    counts = config.spec.count_matrix.numpy()
     return {
         "algorithm": config.algorithm,
         "data": str(data) if data is not None else config.data,
-        **figures,
+        **summary(parts, list(config.spec.domains), counts, dataset.shots, model.temperature),
+        "calibration": calibration(parts, (), model.temperature),
+        "recall": class_recalls(parts, config.spec.classes),
+        "confusion": confusions(parts, config.spec.num_classes),
+        "classes": list(config.spec.classes),
         "notes": model.notes,
     }
 

@@ -120,6 +120,7 @@ def train(
     Example: rcalign train emoji --algorithm rc-align --test-domain windows --steps 300
     """
     from rcalign import api
+    from rcalign.reports.evaluated import figures_of_run
     from rcalign.spaces import assignments
 
     result = api.train(
@@ -147,7 +148,7 @@ def train(
         track_bound=track_bound,
         progress=True,
     )
-    _console().print(_figures(result))
+    _console().print(figures_of_run(result))
     print(f"Run folder: {result['folder']}\nNext: rcalign predict {result['folder']} IMAGE...")
 
 
@@ -197,6 +198,7 @@ def evaluate(
     Examples: rcalign evaluate runs/one; rcalign evaluate photos/ --algorithm rc-align --leave-one-out
     """
     from rcalign import api
+    from rcalign.reports.evaluated import figures_of_classes, figures_of_run
     from rcalign.spaces import assignments
 
     training: dict[str, Any] = {
@@ -228,7 +230,7 @@ def evaluate(
     elif leave_one_out:
         _console().print(_expected(result))
     else:
-        _console().print(_figures(result))
+        _console().print(figures_of_run(result), figures_of_classes(result))
 
 
 @app.command()
@@ -696,20 +698,6 @@ def _say(notes: list[str]) -> None:
     """What the user should know beside the result, on standard error."""
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-
-
-def _figures(result: dict[str, Any]) -> Table:
-    table = Table("domain", "accuracy", "balanced", title=f"{result['algorithm']} on {result['data']}, per cent")
-    for domain, value in result["accuracy"].items():
-        table.add_row(domain, f"{100 * value:.1f}", f"{100 * result['balanced'][domain]:.1f}")
-    table.add_section()
-    table.add_row("average", f"{100 * result['average']:.1f}", "")
-    table.add_row("worst", f"{100 * result['worst']:.1f}", "")
-    for shot, value in result["shots"].items():
-        if value is not None:
-            table.add_row(f"{shot} shot", f"{100 * value:.1f}", "")
-    table.add_row("calibration error", f"{100 * result['ece']:.1f}", "")
-    return table
 
 
 def _expected(result: dict[str, Any]) -> Group:

@@ -16,7 +16,7 @@ from rcalign.errors import InputError, unknown
 from rcalign.files import write_whole
 from rcalign.types import DataSpec
 
-FORMAT = 1  # of the run folder; a reader refuses a newer one
+FORMAT = 2  # of the run folder; a reader refuses a newer one. 1: records had accuracy and nll, not metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +68,39 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One evaluation. accuracy and nll: domain -> part ("val", "test") -> value. averaged: of the averaged weights, the
-    last row of a run that averages, without a loss since there was no step."""
+    """One evaluation.
+
+    metrics: name -> domain -> part ("val", "test") -> value; accuracy is always there. validation: the mean accuracy
+    on the validation parts of the source domains. averaged: of the averaged weights, the last row of a run that
+    averages, without a loss since there was no step.
+    """
 
     step: int
     loss: float | None
-    accuracy: Mapping[str, Mapping[str, float]]
-    nll: Mapping[str, Mapping[str, float]]
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]
     validation: float
     averaged: bool = False
     logs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> Mapping[str, Mapping[str, float]]:
+        """Domain -> part -> accuracy: what checkpoints and runs are chosen by."""
+        return self.metrics["accuracy"]
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Record:
+        """A row of ``records.jsonl``; those of format 1 have fields ``accuracy`` and ``nll``, not ``metrics``.
+
+        >>> old = {"accuracy": {"a": {"val": 1.0}}, "nll": {"a": {"val": 0.1}}}
+        >>> Record.from_json({"step": 1, "loss": 0.5, "validation": 1.0, **old}).metrics
+        {'accuracy': {'a': {'val': 1.0}}, 'nll': {'a': {'val': 0.1}}}
+        """
+        values = dict(row)
+        if "metrics" not in values:
+            values["metrics"] = {name: values.pop(name) for name in ("accuracy", "nll") if name in values}
+        if "accuracy" not in values["metrics"]:
+            raise TypeError("it has no accuracy")
+        return cls(**values)
 
 
 class RunFolder:
@@ -161,7 +184,7 @@ class RunFolder:
         rows = []
         for line in self.records_file.read_text(errors="replace").splitlines():
             try:
-                rows.append(Record(**json.loads(line)))
+                rows.append(Record.from_json(json.loads(line)))
             except (json.JSONDecodeError, TypeError):
                 break
         return rows

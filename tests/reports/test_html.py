@@ -285,8 +285,8 @@ def test_a_large_sweep_stays_below_the_limit() -> None:
             for trial in range(3):
                 for draw in range(20):
                     rows = tuple(
-                        Record(step=300 * s, loss=rng.random(), nll={}, validation=rng.random(),
-                               accuracy={held_out: {"val": 0.5, "test": rng.random()}})
+                        Record(step=300 * s, loss=rng.random(), validation=rng.random(),
+                               metrics={"accuracy": {held_out: {"val": 0.5, "test": rng.random()}}})
                         for s in range(17)
                     )  # fmt: skip
                     hparams = {f"hyperparameter{k}": float(rng.random()) for k in range(12)}

@@ -42,8 +42,8 @@ def test_tracking_leaves_the_run_as_it_is(rows: Path, tmp_path: Path, algorithm:
 def test_the_last_gap_is_the_errors_difference(rows: Path, tmp_path: Path) -> None:
     train(rows, tmp_path / "run", "ERM", track_bound=20)
     record = json.loads((tmp_path / "run" / "records.jsonl").read_text().splitlines()[-1])
-    errors = [1 - record["accuracy"][name]["val"] for name in ("0", "1", "2")]
-    target = 1 - record["accuracy"]["3"]["test"]
+    errors = [1 - record["metrics"]["accuracy"][name]["val"] for name in ("0", "1", "2")]
+    target = 1 - record["metrics"]["accuracy"]["3"]["test"]
     assert read_tracking(tmp_path / "run" / "tracking.jsonl")[-1]["gap"] == pytest.approx(target - np.mean(errors))
 
 

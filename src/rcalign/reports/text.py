@@ -175,9 +175,10 @@ def comma_separated(report: Report) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
     for table in report.results:
-        best = leaders(table)
+        further = [metric.name for metric in table.metrics]
+        best = leaders(table, [*table.columns, *further])
         for algorithm in table.algorithms:
-            for column in table.columns:
+            for column in (*table.columns, *further):
                 figure = table.figures[algorithm, column]
                 mean = f"{figure.mean:.4f}" if figure.known else ""
                 error = f"{figure.error:.4f}" if figure.known and figure.error is not None else ""
