@@ -80,9 +80,11 @@ def test_ties_between_draws_end_as_in_domainbed(reference: Path, rule: str) -> N
                 replace(
                     row,
                     validation=round(row.validation, 1),
-                    accuracy={
-                        name: {part: round(value, 1) if part == "val" else value for part, value in parts.items()}
-                        for name, parts in row.accuracy.items()
+                    metrics={
+                        "accuracy": {
+                            name: {part: round(value, 1) if part == "val" else value for part, value in parts.items()}
+                            for name, parts in row.accuracy.items()
+                        }
                     },
                 )
                 for row in run.records
