@@ -33,6 +33,7 @@ from rcalign.data import source
 from rcalign.data.source import Dataset
 from rcalign.errors import DivergedError, InputError
 from rcalign.interrupts import asked_to_stop
+from rcalign.models import features
 from rcalign.records import RunFolder
 from rcalign.sweeps.address import last_line
 from rcalign.sweeps.folder import Entry, SweepFolder, describe
@@ -215,6 +216,7 @@ class _Driver:
             given_up=len(self.given_up & self.entries.keys()),
             best=leader,
             seconds_left=None if mean is None else mean * left / self.slots,
+            first="; ".join(map(str, features.underway())) if self.flying else "",
         )
 
     def _count_slots(self) -> None:

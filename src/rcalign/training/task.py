@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +23,8 @@ from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
-from rcalign.files import write_whole
 from rcalign.models.backbones import Backbone, Standardised, build
+from rcalign.models.features import computed_once
 from rcalign.models.weights import fingerprint
 from rcalign.presets import Preset
 from rcalign.types import DataSpec
@@ -182,22 +181,13 @@ def storage_size(size: int, native: int | None) -> int:
 
 def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progress: bool) -> np.ndarray:
     """Features (n, h) of every row under a backbone that is not trained: computed once, kept in the cache."""
-    weights = fingerprint(backbone.featurizer)  # also of random ones, which have no name of their own
-    key = f"features-{dataset.fingerprint[:24]}-{weights}-{inputs.shape[-1]}.npy"
-    file = cache_root() / key
-    if file.exists():
-        with contextlib.suppress(ValueError, EOFError):  # not what was written: computed anew
-            return np.load(file, mmap_mode="r", allow_pickle=False)
-    featurizer = placed(backbone.featurizer, inputs.device).eval()
-    pieces = []
-    with torch.inference_mode(), Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task("features of the frozen backbone", total=len(dataset.y))
-        for x in inputs.batches(np.arange(len(dataset.y))):
-            pieces.append(featurizer(x).float().cpu().numpy())
-            bar.advance(task, len(x))
-    features = np.concatenate(pieces)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.save(buffer, features, allow_pickle=False)
-    write_whole(file, buffer.getvalue())
-    return features
+    assert isinstance(inputs.content, ImageStore) and inputs.augmentation is not None
+    # one file of an earlier version, whose key says less
+    old = f"features-{dataset.fingerprint[:24]}-{fingerprint(backbone.featurizer)}-{inputs.shape[-1]}.npy"
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        return np.load(cache_root() / old, mmap_mode="r", allow_pickle=False)
+    # what makes an input of an image: the same for image sizes that come to the same
+    pixels = (inputs.content.size, inputs.augmentation.size, inputs.augmentation.mean, inputs.augmentation.std)
+    featurizer = placed(backbone.featurizer, inputs.device)
+    key = (dataset.fingerprint, *pixels)
+    return computed_once(featurizer, inputs.batches, len(dataset), key=key, progress=progress)
