@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,61 +16,45 @@ from rich.console import Console
 from rich.progress import Progress
 
 import rcalign.algorithms  # noqa: F401  (registers)
-from rcalign import exports, presets, registry, spaces
+from rcalign import exports, registry, spaces
 from rcalign.data import source
 from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
 from rcalign.data.source import Arrays, Dataset, ImageArray, Images
-from rcalign.data.sources import arrays, named
-from rcalign.data.splits import PROTOCOLS
+from rcalign.data.sources import arrays
 from rcalign.data.splits import split as make_splits
-from rcalign.devices import check_precision, resolve_device
+from rcalign.devices import resolve_device
 from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
 from rcalign.diagnosis import diagnose as diagnose_arrays
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confusions, summary
 from rcalign.evaluation.metrics import next_value_interval
+from rcalign.extensions import import_modules
 from rcalign.files import check_output, format_by_ending, write_whole
 from rcalign.predictions import Predictions, write_csv
-from rcalign.presets import Preset
-from rcalign.records import RunConfig, RunFolder, versions
-from rcalign.training.run import complete, hparams_of
-from rcalign.training.task import make_task
+from rcalign.records import RunFolder
+from rcalign.training import job
+from rcalign.training.options import DEFAULT_ALGORITHM, train_options
 from rcalign.training.tracking import read_tracking
 from rcalign.training.trained import TrainedModel, load_trained
 
 
 def train(
     data: str | Path | Dataset,
-    algorithm: str = "RC-Align",
+    algorithm: str = DEFAULT_ALGORITHM,
     test_domains: Sequence[str] = (),
     *,
-    protocol: str | None = None,
-    preset: str | None = None,
-    steps: int | None = None,
-    evaluate_every: int | None = None,
-    seed: int = 0,
-    backbone: str | None = None,
-    weights: str | Path | None = None,
-    freeze_backbone: bool = False,
-    freeze_batch_norm: bool | None = None,
-    image_size: int | None = None,
-    hparams: Mapping[str, Any] | None = None,
-    average: str | None = None,
-    device: str = "auto",
-    precision: str = "fp32",
-    compile: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
-    skip_bad: bool = False,
-    track_bound: int | None = None,
     progress: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains one model and returns its result (also written to ``result.json`` in the run folder ``out``).
 
     data: a folder domain/class/image, a CSV manifest, an .npz, or a name such as "emoji". test_domains: held out under
-    protocol "lodo"; under "mdlt" all domains train and are tested. hparams: the algorithm's own, by field name.
-    track_bound: every so many steps, measure the held-out domains' alignment loss and the gap to them.
+    protocol "lodo"; under "mdlt" all domains train and are tested. resume: go on with the run in ``out``. options: the
+    other fields of ``rcalign.training.options.TrainOptions``, which are those of ``rcalign train``; ``hparams`` are the
+    algorithm's own, by field name.
 
     >>> import tempfile
     >>> rng = np.random.default_rng(0)
@@ -83,68 +65,8 @@ def train(
     >>> sorted(result["accuracy"]), result["steps"]
     (['2'], 3)
     """
-    entry = registry.get(algorithm)
-    dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=skip_bad, progress=progress)
-    if skip_bad and progress:
-        for note in dataset.notes:
-            print(note, file=sys.stderr)
-    chosen = _preset(dataset, preset, freeze_backbone)
-    protocol = protocol or chosen.protocol
-    if protocol not in PROTOCOLS:
-        raise unknown("protocol", protocol, PROTOCOLS)
-    for name in test_domains:
-        if name not in dataset.domains:
-            raise unknown("domain", name, dataset.domains)
-    _check_test_domains(dataset, protocol, test_domains)
-    options = dict(hparams or {})
-    values = hparams_of(entry, chosen.name, options)
-    splits = make_splits(dataset, protocol, test_domains, seed)
-    target, precision = torch.device(resolve_device(device)), check_precision(precision)
-    task = make_task(
-        dataset,
-        splits,
-        chosen,
-        backbone=backbone or chosen.backbone,
-        weights=weights,
-        freeze_backbone=freeze_backbone,
-        freeze_batch_norm=chosen.freeze_batch_norm if freeze_batch_norm is None else freeze_batch_norm,
-        image_size=image_size or chosen.image_size,
-        device=target,
-        seed=seed,
-        progress=progress,
-    )
-    images = not isinstance(dataset.content, Arrays)
-    config = RunConfig(
-        data=dataset.name if isinstance(data, Dataset) else str(data),
-        algorithm=entry.name,
-        test_domains=tuple(test_domains),
-        protocol=protocol,
-        preset=chosen.name,
-        steps=_positive("steps", steps if steps is not None else chosen.steps),
-        evaluate_every=_positive("evaluate_every", evaluate_every or chosen.evaluate_every),
-        seed=seed,
-        backbone=backbone or chosen.backbone,
-        weights=None if weights is None else str(weights),
-        freeze_backbone=freeze_backbone,
-        freeze_batch_norm=chosen.freeze_batch_norm if freeze_batch_norm is None else freeze_batch_norm,
-        image_size=(image_size or chosen.image_size or dataset.content.native_size or 224) if images else None,  # type: ignore[union-attr]
-        average=average or entry.traits.averages,
-        hparams=dataclasses.asdict(values),
-        data_fingerprint=dataset.fingerprint,
-        weights_fingerprint=task.backbone.weights,
-        spec=task.spec,
-        device=target.type,
-        precision=precision,
-        compile=compile,
-        threads=torch.get_num_threads(),
-        stored_size=task.stored_size,
-        track_bound=None if track_bound is None else _positive("track_bound", track_bound),
-        stage_one=entry.traits.stage_one,
-        versions=versions(),
-    )
-    folder = RunFolder(out if out is not None else default_folder(config))
-    _, result = complete(task, config, folder, options, resume=resume, progress=progress)
-    return {**result, "folder": str(folder.path)}
+    chosen = train_options(algorithm=algorithm, test_domains=test_domains, **options)
+    return job.train(data, chosen, out=out, resume=resume, progress=progress)
 
 
 def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, device: str = "auto") -> dict[str, Any]:
@@ -198,7 +120,7 @@ def _own_data(run: str | Path, model: TrainedModel) -> Dataset:
 
 def leave_one_out(
     data: str | Path | Dataset,
-    algorithm: str = "RC-Align",
+    algorithm: str = DEFAULT_ALGORITHM,
     *,
     seeds: int = 1,
     level: float = 0.9,
@@ -212,18 +134,25 @@ def leave_one_out(
     and the ``interval`` in which the accuracy on one more domain lies with probability ``level``, if it is drawn like
     these. The runs are kept in ``out``, and found there again. options: those of ``train``.
     """
-    _positive("seeds", seeds)
-    dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=bool(options.get("skip_bad")))
+    if seeds < 1:
+        raise InputError(f"`seeds` is {seeds}, but must be at least 1.")
+    chosen = train_options(algorithm=algorithm, **options)
+    import_modules(chosen.imports)
+    dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=chosen.skip_bad)
     if len(dataset.domains) < 2:
         raise InputError(f"'{dataset.name}' has one domain, '{dataset.domains[0]}': leaving one out takes two or more.")
     name = registry.get(algorithm).name
-    root = Path(out) if out is not None else Path("runs") / _slug(Path(str(dataset.name)).stem, name, "leave_one_out")
+    root = (
+        Path(out)
+        if out is not None
+        else Path("runs") / job.file_name(Path(str(dataset.name)).stem, name, "leave_one_out")
+    )
     runs: dict[str, list[dict[str, Any]]] = {domain: [] for domain in dataset.domains}
     for position, domain in enumerate(dataset.domains):
         for seed in range(seeds):
-            folder = root / f"{position}-{_slug(domain)}-seed{seed}"
-            given = {**options, "seed": seed, "out": folder, "resume": True, "progress": progress}
-            runs[domain].append(train(data, name, [domain], **given))
+            folder = root / f"{position}-{job.file_name(domain)}-seed{seed}"
+            options_here = chosen.replace(test_domains=(domain,), seed=seed)
+            runs[domain].append(job.train(data, options_here, out=folder, resume=True, progress=progress))
     accuracy = {domain: float(np.mean([run["average"] for run in found])) for domain, found in runs.items()}
     errors = [run["calibration"]["ece"]["test"] for found in runs.values() for run in found]
     return {
@@ -431,7 +360,7 @@ def sweep(
             if name not in look(data).domains:
                 raise unknown(f"domain of '{data}'", name, look(data).domains)
     folder = SweepFolder(out if out is not None else Path("sweeps") / planned.name)
-    stopped = run_on_ray.execute(planned, runs, folder, train, resources, retry_failed=retry_failed, progress=progress)
+    stopped = run_on_ray.execute(planned, runs, folder, resources, retry_failed=retry_failed, progress=progress)
     return {**sweep_status(folder.path), "stopped": stopped}
 
 
@@ -627,42 +556,6 @@ def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
         return [content.x[chosen], content.x[chosen[:1]]] if same else []
     together = np.stack([decode(content.paths[row], model.stored_size) for row in chosen])
     return [together, *(decode(content.paths[row], None)[None] for row in chosen[:4])]
-
-
-def default_folder(config: RunConfig) -> Path:
-    """runs/DATA-ALGORITHM-HELDOUT-seedS."""
-    data = Path(config.data).stem
-    if named.is_name(config.data):  # where a benchmark lies does not tell which one it is
-        data = re.sub(r"(?<=[:,])root=[^,]*", "", config.data).rstrip(":,")
-    words = [data, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
-    return Path("runs") / _slug(*words)
-
-
-def _slug(*words: str) -> str:
-    """Words as a file name, which systems allow up to 255 bytes."""
-    name = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
-    return name.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
-
-
-def _preset(dataset: Dataset, preset: str | None, freeze_backbone: bool) -> Preset:
-    if preset is not None:
-        return presets.get(preset)
-    small = isinstance(dataset.content, Arrays) or freeze_backbone
-    return presets.get("arrays" if small else "default")
-
-
-def _check_test_domains(dataset: Dataset, protocol: str, test_domains: Sequence[str]) -> None:
-    if protocol == "mdlt" and test_domains:
-        raise InputError("under --protocol mdlt every domain trains and is tested: leave --test-domain out.")
-    if protocol == "lodo" and not test_domains:
-        listed = ", ".join(dataset.domains)
-        raise InputError(f"--test-domain is missing: name the domain to hold out, one of {listed}.")
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1.")
-    return value
 
 
 def _needs(entry: registry.Entry) -> str:

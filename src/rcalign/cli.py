@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import functools
+import inspect
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console, Group
@@ -17,8 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rcalign import __version__
-from rcalign.errors import DivergedError, InputError
+from rcalign.errors import DivergedError, InputError, in_words_of
+from rcalign.spaces import assignments
+from rcalign.training.options import Described, described, differing
 
+Command = Callable[..., None]
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -56,98 +61,88 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def takes_options(*, without: Sequence[str] = (), about: str = "") -> Callable[[Command], Command]:
+    """Decorator: a command whose ``**options`` are the fields of ``TrainOptions``, each as an option of its own.
+
+    without: fields that it does not take. about: a heading, where the options are for one use of the command only.
+    """
+    fields = {name: field for name, field in described().items() if name not in without}
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {name: _value(field, values.pop(name)) for name, field in fields.items()}
+            command(**values, **given)
+
+        own = [item for item in inspect.signature(command).parameters.values() if item.kind is not item.VAR_KEYWORD]
+        hints = {name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "options"}
+        made = {name: _annotation(field, about) for name, field in fields.items()}
+        defaults = {name: None if field.kind in (tuple, dict) else field.default for name, field in fields.items()}
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=made[name])
+            for name in fields
+        ]
+        first = [item.replace(annotation=hints[item.name]) for item in own if item.default is item.empty]
+        last = [
+            item.replace(annotation=hints[item.name], kind=item.KEYWORD_ONLY)
+            for item in own
+            if item.default is not item.empty
+        ]
+        run.__signature__ = inspect.Signature([*first, *more, *last])  # type: ignore[attr-defined]
+        run.__annotations__ = {**hints, **made}
+        return run
+
+    return decorate
+
+
+def _annotation(field: Described, about: str) -> Any:
+    """A field of ``TrainOptions`` as typer wants it."""
+    option = field.option
+    kind: Any = list[str] if field.kind in (tuple, dict) else field.kind
+    more: dict[str, Any] = {} if option.choices is None else {"metavar": "|".join(option.choices)}
+    text = option.help
+    if len(more.get("metavar", "")) > 20:
+        text = f"{text.removesuffix('.')}: {', '.join(option.choices or ())}."
+        more["metavar"] = "NAME"
+    if field.optional or field.kind in (tuple, dict):
+        kind, more["show_default"] = kind | None, option.when_none or False
+    return Annotated[kind, typer.Option(field.flag, help=text, rich_help_panel=about or option.group, **more)]
+
+
+def _value(field: Described, value: Any) -> Any:
+    """What the command line gives, as the field is."""
+    if field.kind is dict:
+        return assignments(value or [])
+    return tuple(value or ()) if field.kind is tuple else value
+
+
+def _flag(name: str) -> str:
+    """An argument of the library as the command line calls it."""
+    return described()[name].flag.partition("/")[0] if name in described() else "--" + name.replace("_", "-")
+
+
 @app.command()
+@takes_options()
 def train(
     data: Data,
-    algorithm: Annotated[str, typer.Option(help="See 'rcalign algorithms'.")] = "RC-Align",
-    test_domain: Annotated[
-        list[str] | None, typer.Option(help="A domain to hold out (repeat for several).", show_default=False)
-    ] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(help="lodo (hold domains out) or mdlt (long-tailed, all domains).", show_default="lodo"),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="default, arrays, domainbed, domainbed-2024, mdlt or rc-align.", show_default="by the data"),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates.", show_default="by the preset")] = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help="Steps between evaluations and checkpoints.", show_default="by the preset")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split, the batches and everything random.")] = 0,
-    backbone: Annotated[
-        str | None, typer.Option(help="Any timm network.", show_default="tf_efficientnet_lite0 for images")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="A safetensors or torch file, or 'none' for random.", show_default="pretrained"),
-    ] = None,
-    freeze_backbone: Annotated[
-        bool, typer.Option("--freeze-backbone", help="Compute features once and train a small network on them.")
-    ] = False,
-    train_batch_norm: Annotated[
-        bool, typer.Option("--train-batch-norm", help="Let batch norm follow the batches instead of staying frozen.")
-    ] = False,
-    image_size: Annotated[
-        int | None, typer.Option(help="Side of the square input.", show_default="the data's own or 224")
-    ] = None,
-    average: Annotated[
-        str | None,
-        typer.Option(help="Weight averaging: ema, swa (the last three quarters) or swad.", show_default="none"),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="A hyperparameter, field=value (repeat). See 'rcalign algorithms NAME'.", show_default=False
-        ),
-    ] = None,
-    device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the network: a minute at first, faster steps after.")
-    ] = False,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out and list them.")] = False,
-    track_bound: Annotated[
-        int | None,
-        typer.Option(help="Record alignment loss and generalisation gap every so many steps.", show_default="never"),
-    ] = None,
+    **options: Any,
 ) -> None:
     """Train one model, choose its checkpoint by validation on the source domains, test it on the held-out ones.
 
-    Example: rcalign train emoji --algorithm rc-align --test-domain windows --steps 300
+    Examples:
+
+    rcalign train emoji --algorithm rc-align --test-domain windows --steps 300
+
+    rcalign train photos/ --algorithm ERM --test-domain hospital_5 --freeze-backbone
+
+    rcalign train rows.npz --test-domain 2 --set learning_rate=1e-3 --set batch_size=32 --out runs/rows --resume
     """
     from rcalign import api
     from rcalign.reports.evaluated import figures_of_run
-    from rcalign.spaces import assignments
 
-    result = api.train(
-        data,
-        algorithm,
-        test_domain or [],
-        protocol=protocol,
-        preset=preset,
-        steps=steps,
-        evaluate_every=evaluate_every,
-        seed=seed,
-        backbone=backbone,
-        weights=weights,
-        freeze_backbone=freeze_backbone,
-        freeze_batch_norm=False if train_batch_norm else None,
-        image_size=image_size,
-        hparams=assignments(set_ or []),
-        average=average,
-        device=device,
-        precision=precision,
-        compile=compile,
-        out=out,
-        resume=resume,
-        skip_bad=skip_bad,
-        track_bound=track_bound,
-        progress=True,
-    )
+    result = api.train(data, out=out, resume=resume, progress=True, **options)
     _console().print(figures_of_run(result))
     print(f"Run folder: {result['folder']}\nNext: rcalign predict {result['folder']} IMAGE...")
 
@@ -168,6 +163,10 @@ def demo(
 
 
 @app.command()
+@takes_options(
+    without=("test_domains", "protocol", "seed", "track_bound", "device"),
+    about="Training, with --leave-one-out (as for 'train')",
+)
 def evaluate(
     subject: Annotated[
         str, typer.Argument(metavar="RUN|DATA", help="A run folder or, with --leave-one-out, data as for 'train'.")
@@ -178,52 +177,43 @@ def evaluate(
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Train once for each domain held out: what the next one may bring.")
     ] = False,
-    algorithm: Annotated[
-        str | None, typer.Option(help="With --leave-one-out: what to train.", show_default="RC-Align")
+    seeds: Annotated[
+        int | None, typer.Option(help="With --leave-one-out: runs for each domain.", show_default="1")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="With --leave-one-out: runs for each domain.")] = 1,
-    steps: Annotated[int | None, typer.Option(help="As for 'train'.", show_default="by the preset")] = None,
-    preset: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
-    backbone: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
-    weights: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="pretrained")] = None,
-    freeze_backbone: Annotated[bool, typer.Option("--freeze-backbone", help="As for 'train'.")] = False,
-    image_size: Annotated[int | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="As for 'train'.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the runs are kept.", show_default="runs/...")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --leave-one-out: where the runs are kept.", show_default="runs/...")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Test a trained model on its own held-out domains or on other data; or estimate what the next domain will bring.
 
-    Examples: rcalign evaluate runs/one; rcalign evaluate photos/ --algorithm rc-align --leave-one-out
+    Examples:
+
+    rcalign evaluate runs/one
+
+    rcalign evaluate runs/one new_photos/ --json
+
+    rcalign evaluate photos/ --algorithm rc-align --leave-one-out
     """
     from rcalign import api
     from rcalign.reports.evaluated import figures_of_classes, figures_of_run
-    from rcalign.spaces import assignments
 
-    training: dict[str, Any] = {
-        "steps": steps,
-        "preset": preset,
-        "backbone": backbone,
-        "weights": weights,
-        "image_size": image_size,
-        "freeze_backbone": freeze_backbone,
-        "hparams": assignments(set_ or []),
-    }
-    if not leave_one_out:
-        given = [name for name, value in {"algorithm": algorithm, "out": out, **training}.items() if value]
+    if leave_one_out:
+        if data is not None:
+            raise InputError(f"'{data}' is one argument too many: --leave-one-out takes one set of data.")
+        result = api.leave_one_out(
+            subject, seeds=1 if seeds is None else seeds, out=out, device=device, progress=True, **options
+        )
+    else:
+        given = [*differing(options), *(name for name, value in (("seeds", seeds), ("out", out)) if value is not None)]
         if given:
             raise InputError(
-                f"--{given[0].replace('_', '-').replace('hparams', 'set')} is for training, but a trained run is "
-                "evaluated: leave it out, or give data and --leave-one-out."
+                f"`{given[0]}` is for training, but a trained run is evaluated: leave it out, or give data and "
+                "--leave-one-out."
             )
         result = api.evaluate(subject, data, device=device)
-    elif data is not None:
-        raise InputError(f"'{data}' is one argument too many: --leave-one-out takes one set of data.")
-    else:
-        result = api.leave_one_out(
-            subject, algorithm or "RC-Align", seeds=seeds, out=out, device=device, progress=True, **training
-        )
     _say(result.get("notes", []))
     if as_json:
         print(json.dumps(result, indent=2))
@@ -739,7 +729,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except (InputError, DivergedError) as error:
-        _stop(str(error), 2)
+        _stop(in_words_of(str(error), _flag), 2)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             where = f" while writing {error.filename}" if error.filename else ""

@@ -44,8 +44,6 @@ def complete(
     options: the hyperparameters that were asked for, some of which may be the first stage's. The model of a run that
     was found finished has its first weights, not its last.
     """
-    if task.encoding is not None:
-        config = dataclasses.replace(config, table=task.encoding.to_json())
     # build before the folder exists: a wrong option must leave nothing behind
     model = _model(task, config)
     averaging = _averaging(config, model)

@@ -21,7 +21,6 @@ from rcalign.data.cache import ImageStore, cache_root, open_images
 from rcalign.data.columns import Encoding, Table, learn_encoding
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
-from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
 from rcalign.models.backbones import Backbone, Standardised, build
 from rcalign.models.features import computed_once
@@ -136,12 +135,13 @@ def make_task(
     seed: int,
     progress: bool = False,
 ) -> Task:
-    """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once)."""
+    """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once).
+
+    image_size: side of the network's input; None for arrays.
+    """
     frozen, augmentation, encoding = None, None, None
     with seeded(seed):  # a backbone without pretrained weights starts from the run's seed
         if isinstance(dataset.content, Arrays):
-            if freeze_backbone:
-                raise InputError("--freeze-backbone needs images, but the data are arrays: leave it out.")
             x = dataset.content.x
             if isinstance(dataset.content, Table):
                 encoding = learn_encoding(dataset.content, np.concatenate(list(splits.train.values())))
@@ -149,10 +149,10 @@ def make_task(
             inputs = Inputs(x, None, device)
             made = build(backbone, inputs.shape, weights=weights, freeze_batch_norm=freeze_batch_norm)
         else:
-            size = image_size or dataset.content.native_size or 224
-            store = open_images(dataset, storage_size(size, dataset.content.native_size), progress=progress)
-            made = build(backbone, (3, size, size), weights=weights, freeze_batch_norm=freeze_batch_norm)
-            augmentation = Augmentation(size=size, mean=made.mean, std=made.std, **preset.augmentation)  # type: ignore[arg-type]
+            assert image_size is not None
+            store = open_images(dataset, storage_size(image_size, dataset.content.native_size), progress=progress)
+            made = build(backbone, (3, image_size, image_size), weights=weights, freeze_batch_norm=freeze_batch_norm)
+            augmentation = Augmentation(size=image_size, mean=made.mean, std=made.std, **preset.augmentation)  # type: ignore[arg-type]
             inputs = Inputs(store, augmentation, device)
             if freeze_backbone:
                 frozen = made.featurizer
