@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
+from rcalign.algorithms.perceptron import Perceptron
 from rcalign.functional.adversarial import input_gradient_penalty
 from rcalign.registry import register
 from rcalign.spaces import At, Choice, Field, LogUniform
@@ -92,7 +93,7 @@ class DANN(Algorithm):
     def build(self) -> None:
         hidden = [self.hparams.discriminator_width] * (self.hparams.discriminator_depth - 1)
         widths = [self.features_dim, *hidden, self.spec.num_domains]
-        self.discriminator = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.discriminator = Perceptron(widths)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         h = self.hparams
@@ -136,12 +137,9 @@ class DANN(Algorithm):
 
     def discriminate(self, values: Tensor) -> Tensor:
         """D: (n, h) -> (n, K)."""
-        for layer in self.discriminator[:-1]:
-            values = layer(values)
-            if self.hparams.discriminator_dropout > 0:
-                values = self.dropped(values, self.hparams.discriminator_dropout)
-            values = torch.relu(values)
-        return self.discriminator[-1](values)
+        probability = self.hparams.discriminator_dropout
+        drop = (lambda hidden: self.dropped(hidden, probability)) if probability > 0 else None
+        return self.discriminator(values, drop)
 
     def discriminator_parameters(self) -> Iterable[nn.Parameter]:
         return self.discriminator.parameters()
