@@ -19,44 +19,21 @@ formula from its public code. Departures: docs/algorithms/gmdg.md.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rcalign.algorithms.base import Algorithm, BaseHparams, Logs, evaluating
-from rcalign.algorithms.stages import read_maps, stages_of
+from rcalign.algorithms.base import BaseHparams, Logs
+from rcalign.algorithms.miro import MIRO, START_VARIANCE
 from rcalign.functional.gaussian import explained_spread, gaussian_gap, matched_scale, raw_variance, variance_of
 from rcalign.registry import Traits, register
 from rcalign.spaces import Choice, Field
 from rcalign.types import Batch
 
-START_VARIANCE = 0.1
 LABEL_DROPOUT = 0.2
-
-
-class Frozen(nn.Module):
-    """A network that never trains: no gradient, always in evaluation mode."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network.requires_grad_(False).eval()
-
-    def train(self, mode: bool = True) -> Self:
-        return super().train(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network(x)
-
-
-def with_maps(featurizer: nn.Module, x: Tensor) -> list[Tensor]:
-    """The maps after the featurizer's stages, where it has any, and last its features."""
-    with read_maps(stages_of(featurizer)) as maps:
-        features = featurizer(x)
-    return [*maps, features]
 
 
 @register(
@@ -66,7 +43,7 @@ def with_maps(featurizer: nn.Module, x: Tensor) -> list[Tensor]:
     family="combined objective",
     traits=Traits(min_domains=2, erm_when=(("prior_weight", 0.0), ("conditional_weight", 0.0), ("domain_weight", 0.0))),
 )
-class GMDG(Algorithm):
+class GMDG(MIRO):
     @dataclass(frozen=True, kw_only=True)
     class Hparams(BaseHparams):
         prior_weight: Annotated[float, Field("of closeness to the start (ld)", Choice(0.01, 0.1), minimum=0)] = 0.1
@@ -84,36 +61,27 @@ class GMDG(Algorithm):
         ] = "number"
 
     def build(self) -> None:
+        super().build()
         width = self.features_dim
-        self.pretrained = Frozen(copy.deepcopy(self.featurizer))
-        like = next(self.head.parameters())
-        with torch.no_grad(), evaluating(self.featurizer):
-            maps = with_maps(self.featurizer, like.new_zeros(1, *self.spec.input_shape))
         raw = raw_variance(START_VARIANCE)
-        self.layer_variances = nn.ParameterList(torch.full((a.shape[1],), raw) for a in maps)
         self.domain_variances = nn.Parameter(torch.full((self.spec.num_domains, 2 * width), raw))
         inputs = width if self.hparams.label_input == "number" else self.spec.num_classes
         half = max(width // 2, 1)
         self.label_layers = nn.ModuleList([nn.Linear(inputs, half), nn.Linear(half, width), nn.Linear(width, width)])
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        fast = self.hparams.rate_factor * self.hparams.learning_rate
+        fast = self.variance_rate
         main = self.adam([*self.featurizer.parameters(), *self.head.parameters()])
         main.add_param_group({"params": [*self.layer_variances, self.domain_variances], "lr": fast})
         return {"main": main, "labels": self.adam(self.label_layers.parameters(), lr=fast)}
 
-    @property
-    def row_networks(self) -> list[nn.Module]:
-        return [self.featurizer, self.pretrained.network]
-
     def step(self, batch: Batch) -> Logs:
         h, batch = self.hparams, self.checked(batch)
-        with read_maps([*stages_of(self.featurizer), self.featurizer]) as maps:
-            features, logits = self(batch.x)
+        features, logits, maps = self.forward_with_maps(batch.x)
         ce = F.cross_entropy(logits, batch.y)
         prior, conditional, across = (features.new_zeros(()) for _ in range(3))
         if h.prior_weight > 0:
-            prior = self._prior(maps, batch.x)
+            prior = self.prior(maps, batch.x)
         if h.conditional_weight > 0 or h.domain_weight > 0:
             embedded = self._train_labels(batch.y)
             if h.conditional_weight > 0 and features.requires_grad:  # frozen features have nothing to learn from it
@@ -124,15 +92,6 @@ class GMDG(Algorithm):
         self.descend(loss)
         terms = {"cross_entropy": ce, "prior": prior, "conditional": conditional, "cross_domain": across}
         return {"loss": loss.detach(), **{name: value.detach() for name, value in terms.items()}}
-
-    def _prior(self, maps: list[Tensor], x: Tensor) -> Tensor:
-        with torch.no_grad():
-            given = with_maps(self.pretrained.network, x)
-        gaps = []
-        for a, a0, raw in zip(maps, given, self.layer_variances, strict=True):
-            variance = variance_of(raw).view(-1, *[1] * (a.dim() - 2))  # one for each channel
-            gaps.append(gaussian_gap(a, a0, variance))
-        return torch.stack(gaps).sum()
 
     def _train_labels(self, y: Tensor) -> Tensor:
         """One step of the label network; returns the embeddings (N, h) from before it, as constants."""
