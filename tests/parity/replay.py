@@ -67,7 +67,8 @@ def built(
 
     renamed: recorded hyperparameter -> ours, None where we have none. Changes come last.
     """
-    values = {renamed.get(key, key): value for key, value in meta["hparams"].items()}
+    names = {"lr": "learning_rate", **renamed}
+    values = {names.get(key, key): value for key, value in meta["hparams"].items()}
     values.pop(None, None)
     count = domains_in(recorded)
     spec = DataSpec(tuple("abc"), tuple(f"domain{k}" for k in range(count)), ((9, 9, 9),) * count, (6,))

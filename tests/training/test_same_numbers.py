@@ -90,7 +90,7 @@ def train(case: str, folder: Path) -> dict[str, Any]:
                     "loss": record.loss,
                     "validation": record.validation,
                     "accuracy": record.accuracy,
-                    "nll": record.metrics["nll"],
+                    "nll": record.nll,
                 }
                 for record in run.records()
             ],

@@ -42,3 +42,24 @@ def input_gradient_penalty(inputs: Tensor, logits: Tensor, domain: Tensor, form:
         total = (logits.softmax(1) * torch.bincount(domain, minlength=logits.shape[1])).sum()
     (gradient,) = torch.autograd.grad(total, inputs, create_graph=True)
     return gradient.square().sum(1).mean()
+
+
+def taken_for_noise(logits: Tensor) -> Tensor:
+    """Mean cross-entropy of calling features noise, from logits (n, 1) that are high for noise: ().
+
+    >>> taken_for_noise(torch.zeros(2, 1))
+    tensor(0.6931)
+    """
+    return F.binary_cross_entropy_with_logits(logits[:, 0], torch.ones_like(logits[:, 0]))
+
+
+def told_from_noise(
+    noise: Tensor, features: Tensor, noise_target: Tensor, feature_target: Tensor, feature_weight: float
+) -> Tensor:
+    """What a discriminator of noise (target near 1) from features (near 0) descends: logits (n, 1), targets (n,) -> ().
+
+    >>> told_from_noise(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1), torch.zeros(1), feature_weight=1.0)
+    tensor(1.3863)
+    """
+    of_noise = F.binary_cross_entropy_with_logits(noise[:, 0], noise_target)
+    return of_noise + feature_weight * F.binary_cross_entropy_with_logits(features[:, 0], feature_target)
