@@ -79,7 +79,7 @@ def _run(line: Mapping[str, Any], domains: tuple[str, ...]) -> Run:
     if "accuracy" in line:
         accuracy = {name: {"test": value} for name, value in line["accuracy"].items()}
         step = line["best_step"]
-        records = (Record(step=step, loss=None, accuracy=accuracy, nll={}, validation=line["validation"]),)
+        records = (Record(step=step, loss=None, metrics={"accuracy": accuracy}, validation=line["validation"]),)
         shots = {step: line["shots"]}
     return Run(
         name=line["id"],

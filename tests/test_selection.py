@@ -27,7 +27,7 @@ EXPECTED = {
 
 def record(step: int, val: float, test: float, seen: float = 0.5, averaged: bool = False) -> Record:
     accuracy = {"a": {"val": seen, "test": seen}, "b": {"val": seen, "test": seen}, "c": {"val": val, "test": test}}
-    return Record(step=step, loss=1.0, accuracy=accuracy, nll={}, validation=seen, averaged=averaged)
+    return Record(step=step, loss=1.0, metrics={"accuracy": accuracy}, validation=seen, averaged=averaged)
 
 
 def run(name: str, *records: Record, **changes: Any) -> Run:
@@ -80,9 +80,11 @@ def test_ties_between_draws_end_as_in_domainbed(reference: Path, rule: str) -> N
                 replace(
                     row,
                     validation=round(row.validation, 1),
-                    accuracy={
-                        name: {part: round(value, 1) if part == "val" else value for part, value in parts.items()}
-                        for name, parts in row.accuracy.items()
+                    metrics={
+                        "accuracy": {
+                            name: {part: round(value, 1) if part == "val" else value for part, value in parts.items()}
+                            for name, parts in row.accuracy.items()
+                        }
                     },
                 )
                 for row in run.records
@@ -126,7 +128,7 @@ def test_oracle_takes_the_last_checkpoint_even_when_an_earlier_one_is_better() -
 
 
 def test_oracle_without_a_validation_part_says_so() -> None:
-    row = Record(step=1, loss=0, accuracy={"a": {"val": 1}, "c": {"test": 1}}, nll={}, validation=1)
+    row = Record(step=1, loss=0, metrics={"accuracy": {"a": {"val": 1}, "c": {"test": 1}}}, validation=1)
     with pytest.raises(InputError, match="reads the val part of the tested domains"):
         rank(RULES["oracle"], [run("x", row)], ["c"])
 
@@ -138,7 +140,7 @@ def test_averaged_weights_are_the_only_checkpoint_of_a_run_that_averages() -> No
 
 
 def companion(v: str, values: dict[int, float], **changes: Any) -> Run:
-    rows = [Record(step=s, loss=0, accuracy={v: {"test": x}}, nll={}, validation=0) for s, x in values.items()]
+    rows = [Record(step=s, loss=0, metrics={"accuracy": {v: {"test": x}}}, validation=0) for s, x in values.items()]
     return run(f"c+{v}", *rows, test_domains=(v, "c"), **changes)
 
 

@@ -54,6 +54,22 @@ ADVERSARIAL = {
 }
 # the algorithms of hparams-more.json, by our names: what their own hyperparameters are called here
 MORE: dict[str, dict[str, str | None]] = {
+    "ANDMask": {"tau": "threshold"},
+    "CausIRL_CORAL": {},
+    "CausIRL_MMD": {},
+    "EQRM": {"eqrm_quantile": "quantile", "eqrm_burnin_iters": "anneal_steps", "eqrm_lr": "annealed_rate"},
+    "ERM++": {"linear_lr": "warm_up_rate"},
+    "Fishr": {"lambda": "penalty_weight", "penalty_anneal_iters": "anneal_steps", "ema": "momentum"},
+    "IB_ERM": {"ib_lambda": "penalty_weight", "ib_penalty_anneal_iters": "anneal_steps"},
+    "IB_IRM": {"ib_lambda": "bottleneck_weight", "ib_penalty_anneal_iters": "bottleneck_anneal_steps"},
+    "IGA": {"penalty": "penalty_weight"},
+    "RDM": {
+        "rdm_lambda": "matching_weight",
+        "rdm_penalty_anneal_iters": "anneal_steps",
+        "rdm_lr": "annealed_rate",
+    },
+    "SANDMask": {"tau": "threshold", "k": "sharpness"},
+    "SD": {"sd_reg": "penalty_weight"},
     "ADRMX": {
         "cnt_lambda": "contrast_weight",
         "dclf_lambda": "domain_weight",
@@ -109,8 +125,11 @@ NOT_OURS = {  # choices of backbone, data and stage, which are not hyperparamete
     "nonlinear_classifier",
     "stage1_model",
 }
-BY_DATA_SET = {"batch_size", "start_step", "refresh_every"}  # the peers' differ on DomainNet
-NAMED = {"BoDA": "BoDA_r"}  # the peer's name -> ours
+BY_DATA_SET = {  # the peers' differ on DomainNet: of most algorithms, of one
+    "": {"batch_size", "start_step", "refresh_every"},
+    "RDM": {"batch_size", "matching_weight", "variance_weight", "anneal_steps"},
+}
+NAMED = {"BoDA": "BoDA_r", "ERMPlusPlus": "ERM++"}  # the peer's name -> ours
 
 PINNED = """
 ERM domainbed 1 batch_size=33 dropout=0 learning_rate=0.000104 weight_decay=0.000623
@@ -182,7 +201,7 @@ def recorded(reference: Path, peer: str) -> list[tuple[str, str, bool, dict[str,
         found = {translated.get(key, key): value for key, value in row["hparams"].items() if key not in NOT_OURS}
         found.pop(None, None)
         if row["dataset"] == "DomainNet":
-            found = {key: value for key, value in found.items() if key not in BY_DATA_SET}
+            found = {key: value for key, value in found.items() if key not in BY_DATA_SET.get(name, BY_DATA_SET[""])}
         rows.append((name, row["dataset"], bool(row.get("default")), found))
     return rows
 

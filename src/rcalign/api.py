@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,61 +16,45 @@ from rich.console import Console
 from rich.progress import Progress
 
 import rcalign.algorithms  # noqa: F401  (registers)
-from rcalign import exports, presets, registry, spaces
+from rcalign import exports, registry, spaces
 from rcalign.data import source
 from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
 from rcalign.data.source import Arrays, Dataset, ImageArray, Images
-from rcalign.data.sources import arrays, named
-from rcalign.data.splits import PROTOCOLS
+from rcalign.data.sources import arrays
 from rcalign.data.splits import split as make_splits
-from rcalign.devices import check_precision, resolve_device
+from rcalign.devices import resolve_device
 from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
 from rcalign.diagnosis import diagnose as diagnose_arrays
 from rcalign.errors import InputError, unknown
-from rcalign.evaluation.evaluate import Part, summary
+from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confusions, summary
 from rcalign.evaluation.metrics import next_value_interval
-from rcalign.files import write_whole
+from rcalign.extensions import import_modules
+from rcalign.files import check_output, format_by_ending, write_whole
 from rcalign.predictions import Predictions, write_csv
-from rcalign.presets import Preset
-from rcalign.records import RunConfig, RunFolder, versions
-from rcalign.training.run import complete, hparams_of
-from rcalign.training.task import make_task
+from rcalign.records import RunFolder
+from rcalign.training import job
+from rcalign.training.options import DEFAULT_ALGORITHM, train_options
 from rcalign.training.tracking import read_tracking
 from rcalign.training.trained import TrainedModel, load_trained
 
 
 def train(
     data: str | Path | Dataset,
-    algorithm: str = "RC-Align",
+    algorithm: str = DEFAULT_ALGORITHM,
     test_domains: Sequence[str] = (),
     *,
-    protocol: str | None = None,
-    preset: str | None = None,
-    steps: int | None = None,
-    evaluate_every: int | None = None,
-    seed: int = 0,
-    backbone: str | None = None,
-    weights: str | Path | None = None,
-    freeze_backbone: bool = False,
-    freeze_batch_norm: bool | None = None,
-    image_size: int | None = None,
-    hparams: Mapping[str, Any] | None = None,
-    average: str | None = None,
-    device: str = "auto",
-    precision: str = "fp32",
-    compile: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
-    skip_bad: bool = False,
-    track_bound: int | None = None,
     progress: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains one model and returns its result (also written to ``result.json`` in the run folder ``out``).
 
     data: a folder domain/class/image, a CSV manifest, an .npz, or a name such as "emoji". test_domains: held out under
-    protocol "lodo"; under "mdlt" all domains train and are tested. hparams: the algorithm's own, by field name.
-    track_bound: every so many steps, measure the held-out domains' alignment loss and the gap to them.
+    protocol "lodo"; under "mdlt" all domains train and are tested. resume: go on with the run in ``out``. options: the
+    other fields of ``rcalign.training.options.TrainOptions``, which are those of ``rcalign train``; ``hparams`` are the
+    algorithm's own, by field name.
 
     >>> import tempfile
     >>> rng = np.random.default_rng(0)
@@ -83,86 +65,23 @@ def train(
     >>> sorted(result["accuracy"]), result["steps"]
     (['2'], 3)
     """
-    entry = registry.get(algorithm)
-    dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=skip_bad, progress=progress)
-    if skip_bad and progress:
-        for note in dataset.notes:
-            print(note, file=sys.stderr)
-    chosen = _preset(dataset, preset, freeze_backbone)
-    protocol = protocol or chosen.protocol
-    if protocol not in PROTOCOLS:
-        raise unknown("protocol", protocol, PROTOCOLS)
-    for name in test_domains:
-        if name not in dataset.domains:
-            raise unknown("domain", name, dataset.domains)
-    _check_test_domains(dataset, protocol, test_domains)
-    options = dict(hparams or {})
-    values = hparams_of(entry, chosen.name, options)
-    splits = make_splits(dataset, protocol, test_domains, seed)
-    target, precision = torch.device(resolve_device(device)), check_precision(precision)
-    task = make_task(
-        dataset,
-        splits,
-        chosen,
-        backbone=backbone or chosen.backbone,
-        weights=weights,
-        freeze_backbone=freeze_backbone,
-        freeze_batch_norm=chosen.freeze_batch_norm if freeze_batch_norm is None else freeze_batch_norm,
-        image_size=image_size or chosen.image_size,
-        device=target,
-        seed=seed,
-        progress=progress,
-    )
-    images = not isinstance(dataset.content, Arrays)
-    config = RunConfig(
-        data=dataset.name if isinstance(data, Dataset) else str(data),
-        algorithm=entry.name,
-        test_domains=tuple(test_domains),
-        protocol=protocol,
-        preset=chosen.name,
-        steps=_positive("steps", steps if steps is not None else chosen.steps),
-        evaluate_every=_positive("evaluate_every", evaluate_every or chosen.evaluate_every),
-        seed=seed,
-        backbone=backbone or chosen.backbone,
-        weights=None if weights is None else str(weights),
-        freeze_backbone=freeze_backbone,
-        freeze_batch_norm=chosen.freeze_batch_norm if freeze_batch_norm is None else freeze_batch_norm,
-        image_size=(image_size or chosen.image_size or dataset.content.native_size or 224) if images else None,  # type: ignore[union-attr]
-        average=average or entry.traits.averages,
-        hparams=dataclasses.asdict(values),
-        data_fingerprint=dataset.fingerprint,
-        weights_fingerprint=task.backbone.weights,
-        spec=task.spec,
-        device=target.type,
-        precision=precision,
-        compile=compile,
-        threads=torch.get_num_threads(),
-        stored_size=task.stored_size,
-        track_bound=None if track_bound is None else _positive("track_bound", track_bound),
-        stage_one=entry.traits.stage_one,
-        versions=versions(),
-    )
-    folder = RunFolder(out if out is not None else default_folder(config))
-    _, result = complete(task, config, folder, options, resume=resume, progress=progress)
-    return {**result, "folder": str(folder.path)}
+    chosen = train_options(algorithm=algorithm, test_domains=test_domains, **options)
+    return job.train(data, chosen, out=out, resume=resume, progress=progress)
 
 
 def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, device: str = "auto") -> dict[str, Any]:
     """The figures of a run on its own test parts, or on all rows of other data with the same classes.
 
-    Domains of other data are reported one by one; they need not be known to the run.
+    Domains of other data are reported one by one; they need not be known to the run. The result: the figures of
+    ``evaluation.evaluate.summary``, the ``calibration`` error before and after the run's temperature, and for each
+    domain the ``recall`` of every class and the ``confusion`` matrix (true classes in rows, predicted in columns).
     """
     where = torch.device(resolve_device(device))
     model = load_trained(run, where)
     config = model.config
-    dataset = data if isinstance(data, Dataset) else source.load(data if data is not None else config.data)
+    dataset = _own_data(run, model) if data is None else _loaded(data)
     rows_of: Mapping[str, np.ndarray]
     if data is None:
-        if dataset.fingerprint != config.data_fingerprint:
-            raise InputError(
-                f"the data '{config.data}' changed since the run '{run}' was trained: name the data to evaluate on, or "
-                "train again."
-            )
         rows_of = make_splits(dataset, config.protocol, config.test_domains, config.seed).test
     else:
         rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
@@ -171,13 +90,37 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
     for name, rows in rows_of.items():
         logits = [model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)]
         parts.append(Part(name, "test", np.concatenate(logits), position[dataset.y[rows]]))
-    figures = summary(parts, list(config.spec.domains), config.spec.count_matrix.numpy(), dataset.shots)
-    return {"algorithm": config.algorithm, "data": str(data) if data is not None else config.data, **figures}
+    counts = config.spec.count_matrix.numpy()
+    return {
+        "algorithm": config.algorithm,
+        "data": str(data) if data is not None else config.data,
+        **summary(parts, list(config.spec.domains), counts, dataset.shots, model.temperature),
+        "calibration": calibration(parts, (), model.temperature),
+        "recall": class_recalls(parts, config.spec.classes),
+        "confusion": confusions(parts, config.spec.num_classes),
+        "classes": list(config.spec.classes),
+        "notes": model.notes,
+    }
+
+
+def _loaded(data: str | Path | Dataset) -> Dataset:
+    return data if isinstance(data, Dataset) else source.load(data)
+
+
+def _own_data(run: str | Path, model: TrainedModel) -> Dataset:
+    """The data that a run was trained on, if they are the same still: else its splits would mix training and test."""
+    dataset = source.load(model.config.data)
+    if dataset.fingerprint != model.config.data_fingerprint:
+        raise InputError(
+            f"the data '{model.config.data}' changed since the run '{run}' was trained, so which rows were trained on "
+            "is not known: name other data, or train again."
+        )
+    return dataset
 
 
 def leave_one_out(
     data: str | Path | Dataset,
-    algorithm: str = "RC-Align",
+    algorithm: str = DEFAULT_ALGORITHM,
     *,
     seeds: int = 1,
     level: float = 0.9,
@@ -191,18 +134,25 @@ def leave_one_out(
     and the ``interval`` in which the accuracy on one more domain lies with probability ``level``, if it is drawn like
     these. The runs are kept in ``out``, and found there again. options: those of ``train``.
     """
-    _positive("seeds", seeds)
-    dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=bool(options.get("skip_bad")))
+    if seeds < 1:
+        raise InputError(f"`seeds` is {seeds}, but must be at least 1.")
+    chosen = train_options(algorithm=algorithm, **options)
+    import_modules(chosen.imports)
+    dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=chosen.skip_bad)
     if len(dataset.domains) < 2:
         raise InputError(f"'{dataset.name}' has one domain, '{dataset.domains[0]}': leaving one out takes two or more.")
     name = registry.get(algorithm).name
-    root = Path(out) if out is not None else Path("runs") / _slug(Path(str(dataset.name)).stem, name, "leave_one_out")
+    root = (
+        Path(out)
+        if out is not None
+        else Path("runs") / job.file_name(Path(str(dataset.name)).stem, name, "leave_one_out")
+    )
     runs: dict[str, list[dict[str, Any]]] = {domain: [] for domain in dataset.domains}
     for position, domain in enumerate(dataset.domains):
         for seed in range(seeds):
-            folder = root / f"{position}-{_slug(domain)}-seed{seed}"
-            given = {**options, "seed": seed, "out": folder, "resume": True, "progress": progress}
-            runs[domain].append(train(data, name, [domain], **given))
+            folder = root / f"{position}-{job.file_name(domain)}-seed{seed}"
+            options_here = chosen.replace(test_domains=(domain,), seed=seed)
+            runs[domain].append(job.train(data, options_here, out=folder, resume=True, progress=progress))
     accuracy = {domain: float(np.mean([run["average"] for run in found])) for domain, found in runs.items()}
     errors = [run["calibration"]["ece"]["test"] for found in runs.values() for run in found]
     return {
@@ -234,10 +184,13 @@ def predict(
     """Class and calibrated probabilities for image files, folders of them, or an .npz with ``x``.
 
     The result: ``rows``, a dict for each image in the order of the files; ``skipped``, (path, why) of files that are no
-    images; ``count``, the number of rows. With ``out`` the rows go to that CSV file as they are made, and ``rows`` is
-    empty, so that any number of files needs the same memory. threshold: below this probability the class is "unknown".
-    adapt_priors: estimate the class shares among these files (``priors`` of the result) and correct for them.
+    images; ``count``, the number of rows; ``notes``, what to know of the model. With ``out`` the rows go to that CSV
+    file as they are made, and ``rows`` is empty, so that any number of files needs the same memory. threshold: below
+    this probability the class is "unknown". adapt_priors: estimate the class shares among these files (``priors`` of
+    the result) and correct for them.
     """
+    if out is not None:
+        check_output(out)
     model = load_trained(run, torch.device(resolve_device(device)))
     predictions = Predictions(model, paths, threshold=threshold, adapt_priors=adapt_priors)
     with Progress(console=Console(stderr=True), disable=not progress) as bar:
@@ -254,6 +207,7 @@ def predict(
         "rows": rows,
         "count": count,
         "skipped": predictions.skipped,
+        "notes": predictions.notes,
         "priors": predictions.priors,
         "out": None if out is None else str(out),
     }
@@ -406,7 +360,7 @@ def sweep(
             if name not in look(data).domains:
                 raise unknown(f"domain of '{data}'", name, look(data).domains)
     folder = SweepFolder(out if out is not None else Path("sweeps") / planned.name)
-    stopped = run_on_ray.execute(planned, runs, folder, train, resources, retry_failed=retry_failed, progress=progress)
+    stopped = run_on_ray.execute(planned, runs, folder, resources, retry_failed=retry_failed, progress=progress)
     return {**sweep_status(folder.path), "stopped": stopped}
 
 
@@ -463,7 +417,7 @@ def diagnose(
             return diagnose_arrays(**_given(found), **more, target=Path(target).stem)  # type: ignore[arg-type]
         return diagnose_arrays(**_given(found), target=None if target is None else str(target))
     model = load_trained(subject, torch.device(resolve_device(device)))
-    features, logits, labels, domains, names = _looked_at(model, data)
+    features, logits, labels, domains, names = _looked_at(subject, model, data)
     options: dict[str, Any] = {"target": None if target is None else str(target)}
     if _is_file(target):
         unlabelled = arrays.unlabelled(Path(target))  # type: ignore[arg-type]
@@ -514,11 +468,11 @@ def _with_tracking(told: Diagnosis, rows: Sequence[Mapping[str, Any]]) -> Diagno
 
 
 def _looked_at(
-    model: TrainedModel, data: str | Path | Dataset | None
+    run: str | Path, model: TrainedModel, data: str | Path | Dataset | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Features, logits, labels, domain positions and domain names of rows that the model was not trained on."""
     config = model.config
-    dataset = data if isinstance(data, Dataset) else source.load(data if data is not None else config.data)
+    dataset = _own_data(run, model) if data is None else _loaded(data)
     if data is None:
         splits = make_splits(dataset, config.protocol, config.test_domains, config.seed)
         rows_of = {**splits.val, **splits.test} if config.protocol == "lodo" else dict(splits.test)
@@ -564,24 +518,25 @@ def _class_positions(model: TrainedModel, dataset: Dataset) -> np.ndarray:
 
 
 def export(
-    run: str | Path, format: str = "onnx", *, out: str | Path | None = None, diagnosis: bool = False
+    run: str | Path, format: str | None = None, *, out: str | Path | None = None, diagnosis: bool = False
 ) -> dict[str, Any]:
     """A trained model as a file for other programs, "onnx", "torchscript" or "safetensors", and a model card beside it.
 
     The graph takes uint8 RGB images of any size (or rows of numbers) and gives logits and calibrated probabilities; it
-    is run and compared with the trained model on some of the run's own data, if they are still there. out: the file.
-    diagnosis: put the findings of ``diagnose`` into the card.
+    is run and compared with the trained model on some of the run's own data, if they are still there. out: the file,
+    whose ending decides the format where none is given (without either, ONNX). diagnosis: put the findings of
+    ``diagnose`` into the card.
     """
-    if format not in exports.FORMATS:
-        raise unknown("format", format, exports.FORMATS)
+    format = format_by_ending(format, out, exports.ENDINGS, "onnx")
+    file = Path(out) if out is not None else Path(run) / "export" / f"model{exports.ENDINGS[format][0]}"
     model = load_trained(run, torch.device("cpu"))
-    file = Path(out) if out is not None else Path(run) / "export" / f"model{exports.SUFFIXES[format]}"
+    check_output(file)
     findings = [(finding.title, finding.text) for finding in diagnose(run).advice] if diagnosis else []
     done = exports.export_model(model, format, file, _some_inputs(model))
-    card = file.with_name(f"{file.stem}-card.md")
+    card = exports.card_file(file)
     text = exports.model_card(model.config, RunFolder(run).result(), done, findings)
     write_whole(card, text.encode(errors="backslashreplace"))
-    return {**dataclasses.asdict(done), "file": str(file), "card": str(card)}
+    return {**dataclasses.asdict(done), "file": str(file), "card": str(card), "notes": model.notes}
 
 
 def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
@@ -594,47 +549,13 @@ def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
     if isinstance(content, Arrays) != (model.augmentation is None):
         return []
     chosen = np.linspace(0, len(dataset) - 1, min(rows, len(dataset))).astype(np.int64)
+    if model.encoding is not None:
+        return []  # checked on rows that have gaps and unknown categories too
     if not isinstance(content, Images):
         same = isinstance(content, ImageArray) or content.x.shape[1:] == model.config.spec.input_shape
         return [content.x[chosen], content.x[chosen[:1]]] if same else []
     together = np.stack([decode(content.paths[row], model.stored_size) for row in chosen])
     return [together, *(decode(content.paths[row], None)[None] for row in chosen[:4])]
-
-
-def default_folder(config: RunConfig) -> Path:
-    """runs/DATA-ALGORITHM-HELDOUT-seedS."""
-    data = Path(config.data).stem
-    if named.is_name(config.data):  # where a benchmark lies does not tell which one it is
-        data = re.sub(r"(?<=[:,])root=[^,]*", "", config.data).rstrip(":,")
-    words = [data, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
-    return Path("runs") / _slug(*words)
-
-
-def _slug(*words: str) -> str:
-    """Words as a file name, which systems allow up to 255 bytes."""
-    name = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
-    return name.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
-
-
-def _preset(dataset: Dataset, preset: str | None, freeze_backbone: bool) -> Preset:
-    if preset is not None:
-        return presets.get(preset)
-    small = isinstance(dataset.content, Arrays) or freeze_backbone
-    return presets.get("arrays" if small else "default")
-
-
-def _check_test_domains(dataset: Dataset, protocol: str, test_domains: Sequence[str]) -> None:
-    if protocol == "mdlt" and test_domains:
-        raise InputError("under --protocol mdlt every domain trains and is tested: leave --test-domain out.")
-    if protocol == "lodo" and not test_domains:
-        listed = ", ".join(dataset.domains)
-        raise InputError(f"--test-domain is missing: name the domain to hold out, one of {listed}.")
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise InputError(f"--{name.replace('_', '-')} is {value}, but must be at least 1.")
-    return value
 
 
 def _needs(entry: registry.Entry) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import functools
+import inspect
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console, Group
@@ -17,8 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rcalign import __version__
-from rcalign.errors import DivergedError, InputError
+from rcalign.errors import DivergedError, InputError, in_words_of
+from rcalign.spaces import assignments
+from rcalign.training.options import Described, described, differing
 
+Command = Callable[..., None]
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -56,98 +61,89 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def takes_options(*, without: Sequence[str] = (), about: str = "") -> Callable[[Command], Command]:
+    """Decorator: a command whose ``**options`` are the fields of ``TrainOptions``, each as an option of its own.
+
+    without: fields that it does not take. about: a heading, where the options are for one use of the command only.
+    """
+    fields = {name: field for name, field in described().items() if name not in without}
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {name: _value(field, values.pop(name)) for name, field in fields.items()}
+            command(**values, **given)
+
+        own = [item for item in inspect.signature(command).parameters.values() if item.kind is not item.VAR_KEYWORD]
+        hints = {name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "options"}
+        made = {name: _annotation(field, about) for name, field in fields.items()}
+        defaults = {name: None if field.kind in (tuple, dict) else field.default for name, field in fields.items()}
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=made[name])
+            for name in fields
+        ]
+        first = [item.replace(annotation=hints[item.name]) for item in own if item.default is item.empty]
+        last = [
+            item.replace(annotation=hints[item.name], kind=item.KEYWORD_ONLY)
+            for item in own
+            if item.default is not item.empty
+        ]
+        run.__signature__ = inspect.Signature([*first, *more, *last])  # type: ignore[attr-defined]
+        run.__annotations__ = {**hints, **made}
+        return run
+
+    return decorate
+
+
+def _annotation(field: Described, about: str) -> Any:
+    """A field of ``TrainOptions`` as typer wants it."""
+    option = field.option
+    kind: Any = list[str] if field.kind in (tuple, dict) else field.kind
+    more: dict[str, Any] = {} if option.choices is None else {"metavar": "|".join(option.choices)}
+    text = option.help
+    if len(more.get("metavar", "")) > 20:
+        text = f"{text.removesuffix('.')}: {', '.join(option.choices or ())}."
+        more["metavar"] = "NAME"
+    if field.optional or field.kind in (tuple, dict):
+        kind, more["show_default"] = kind | None, option.when_none or False
+    return Annotated[kind, typer.Option(field.flag, help=text, rich_help_panel=about or option.group, **more)]
+
+
+def _value(field: Described, value: Any) -> Any:
+    """What the command line gives, as the field is."""
+    if field.kind is dict:
+        return assignments(value or [])
+    return tuple(value or ()) if field.kind is tuple else value
+
+
+def _flag(name: str) -> str:
+    """An argument of the library as the command line calls it."""
+    return described()[name].flag.partition("/")[0] if name in described() else "--" + name.replace("_", "-")
+
+
 @app.command()
+@takes_options()
 def train(
     data: Data,
-    algorithm: Annotated[str, typer.Option(help="See 'rcalign algorithms'.")] = "RC-Align",
-    test_domain: Annotated[
-        list[str] | None, typer.Option(help="A domain to hold out (repeat for several).", show_default=False)
-    ] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(help="lodo (hold domains out) or mdlt (long-tailed, all domains).", show_default="lodo"),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="default, arrays, domainbed, domainbed-2024, mdlt or rc-align.", show_default="by the data"),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates.", show_default="by the preset")] = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help="Steps between evaluations and checkpoints.", show_default="by the preset")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split, the batches and everything random.")] = 0,
-    backbone: Annotated[
-        str | None, typer.Option(help="Any timm network.", show_default="tf_efficientnet_lite0 for images")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="A safetensors or torch file, or 'none' for random.", show_default="pretrained"),
-    ] = None,
-    freeze_backbone: Annotated[
-        bool, typer.Option("--freeze-backbone", help="Compute features once and train a small network on them.")
-    ] = False,
-    train_batch_norm: Annotated[
-        bool, typer.Option("--train-batch-norm", help="Let batch norm follow the batches instead of staying frozen.")
-    ] = False,
-    image_size: Annotated[
-        int | None, typer.Option(help="Side of the square input.", show_default="the data's own or 224")
-    ] = None,
-    average: Annotated[
-        str | None,
-        typer.Option(help="Weight averaging: ema, swa (the last three quarters) or swad.", show_default="none"),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="A hyperparameter, field=value (repeat). See 'rcalign algorithms NAME'.", show_default=False
-        ),
-    ] = None,
-    device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the network: a minute at first, faster steps after.")
-    ] = False,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out and list them.")] = False,
-    track_bound: Annotated[
-        int | None,
-        typer.Option(help="Record alignment loss and generalisation gap every so many steps.", show_default="never"),
-    ] = None,
+    **options: Any,
 ) -> None:
     """Train one model, choose its checkpoint by validation on the source domains, test it on the held-out ones.
 
-    Example: rcalign train emoji --algorithm rc-align --test-domain windows --steps 300
+    Examples:
+
+    rcalign train emoji --algorithm rc-align --test-domain windows --steps 300
+
+    rcalign train photos/ --algorithm ERM --test-domain hospital_5 --freeze-backbone
+
+    rcalign train rows.npz --test-domain 2 --set learning_rate=1e-3 --set batch_size=32 --out runs/rows --resume
     """
     from rcalign import api
-    from rcalign.spaces import assignments
+    from rcalign.reports.evaluated import figures_of_run
 
-    result = api.train(
-        data,
-        algorithm,
-        test_domain or [],
-        protocol=protocol,
-        preset=preset,
-        steps=steps,
-        evaluate_every=evaluate_every,
-        seed=seed,
-        backbone=backbone,
-        weights=weights,
-        freeze_backbone=freeze_backbone,
-        freeze_batch_norm=False if train_batch_norm else None,
-        image_size=image_size,
-        hparams=assignments(set_ or []),
-        average=average,
-        device=device,
-        precision=precision,
-        compile=compile,
-        out=out,
-        resume=resume,
-        skip_bad=skip_bad,
-        track_bound=track_bound,
-        progress=True,
-    )
-    _console().print(_figures(result))
+    result = api.train(data, out=out, resume=resume, progress=True, **options)
+    _console().print(figures_of_run(result))
     print(f"Run folder: {result['folder']}\nNext: rcalign predict {result['folder']} IMAGE...")
 
 
@@ -167,6 +163,10 @@ def demo(
 
 
 @app.command()
+@takes_options(
+    without=("test_domains", "protocol", "seed", "track_bound", "device"),
+    about="Training, with --leave-one-out (as for 'train')",
+)
 def evaluate(
     subject: Annotated[
         str, typer.Argument(metavar="RUN|DATA", help="A run folder or, with --leave-one-out, data as for 'train'.")
@@ -177,57 +177,50 @@ def evaluate(
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Train once for each domain held out: what the next one may bring.")
     ] = False,
-    algorithm: Annotated[
-        str | None, typer.Option(help="With --leave-one-out: what to train.", show_default="RC-Align")
+    seeds: Annotated[
+        int | None, typer.Option(help="With --leave-one-out: runs for each domain.", show_default="1")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="With --leave-one-out: runs for each domain.")] = 1,
-    steps: Annotated[int | None, typer.Option(help="As for 'train'.", show_default="by the preset")] = None,
-    preset: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
-    backbone: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
-    weights: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="pretrained")] = None,
-    freeze_backbone: Annotated[bool, typer.Option("--freeze-backbone", help="As for 'train'.")] = False,
-    image_size: Annotated[int | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="As for 'train'.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the runs are kept.", show_default="runs/...")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --leave-one-out: where the runs are kept.", show_default="runs/...")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Test a trained model on its own held-out domains or on other data; or estimate what the next domain will bring.
 
-    Examples: rcalign evaluate runs/one; rcalign evaluate photos/ --algorithm rc-align --leave-one-out
+    Examples:
+
+    rcalign evaluate runs/one
+
+    rcalign evaluate runs/one new_photos/ --json
+
+    rcalign evaluate photos/ --algorithm rc-align --leave-one-out
     """
     from rcalign import api
-    from rcalign.spaces import assignments
+    from rcalign.reports.evaluated import figures_of_classes, figures_of_run
 
-    training: dict[str, Any] = {
-        "steps": steps,
-        "preset": preset,
-        "backbone": backbone,
-        "weights": weights,
-        "image_size": image_size,
-        "freeze_backbone": freeze_backbone,
-        "hparams": assignments(set_ or []),
-    }
-    if not leave_one_out:
-        given = [name for name, value in {"algorithm": algorithm, "out": out, **training}.items() if value]
+    if leave_one_out:
+        if data is not None:
+            raise InputError(f"'{data}' is one argument too many: --leave-one-out takes one set of data.")
+        result = api.leave_one_out(
+            subject, seeds=1 if seeds is None else seeds, out=out, device=device, progress=True, **options
+        )
+    else:
+        given = [*differing(options), *(name for name, value in (("seeds", seeds), ("out", out)) if value is not None)]
         if given:
             raise InputError(
-                f"--{given[0].replace('_', '-').replace('hparams', 'set')} is for training, but a trained run is "
-                "evaluated: leave it out, or give data and --leave-one-out."
+                f"`{given[0]}` is for training, but a trained run is evaluated: leave it out, or give data and "
+                "--leave-one-out."
             )
         result = api.evaluate(subject, data, device=device)
-    elif data is not None:
-        raise InputError(f"'{data}' is one argument too many: --leave-one-out takes one set of data.")
-    else:
-        result = api.leave_one_out(
-            subject, algorithm or "RC-Align", seeds=seeds, out=out, device=device, progress=True, **training
-        )
+    _say(result.get("notes", []))
     if as_json:
         print(json.dumps(result, indent=2))
     elif leave_one_out:
         _console().print(_expected(result))
     else:
-        _console().print(_figures(result))
+        _console().print(figures_of_run(result), figures_of_classes(result))
 
 
 @app.command()
@@ -251,6 +244,7 @@ def predict(
     result = api.predict(
         run, paths, out=out, threshold=threshold, adapt_priors=adapt_priors, device=device, progress=True
     )
+    _say(result["notes"])
     for path, why in result["skipped"]:
         print(f"skipped {path!r}: {why}", file=sys.stderr)
     if result["priors"] is not None:
@@ -395,7 +389,7 @@ def data_sample(
     from rcalign import api
 
     done = api.data_sample(name, out, each=each, size=size, seed=seed)
-    print(f"{done['images']:,} drawn images written to {done['root']}/{done['folder']}")
+    print(f"{done['images']:,} drawn {done.get('unit', 'images')} written to {done['root']}/{done['folder']}")
     print(f"Next: rcalign data info {done['use']}")
 
 
@@ -410,7 +404,7 @@ def _goes_on() -> Iterator[None]:
 
 def _show_prepared(done: dict[str, Any]) -> None:
     for domain, images in done["images"].items():
-        print(f"{domain}: {images:,} images")
+        print(f"{domain}: {images:,} {done.get('unit', 'images')}")
     for note in done["notes"]:
         print(f"- {note}")
     print(f"{done['name']} is in {done['folder']}")
@@ -419,7 +413,7 @@ def _show_prepared(done: dict[str, Any]) -> None:
 
 
 def _show_verified(report: dict[str, Any]) -> None:
-    table = Table("domain", "images", title=f"{report['name']} in {report['folder']}")
+    table = Table("domain", report.get("unit", "images"), title=f"{report['name']} in {report['folder']}")
     for domain, images in report["domains"].items():
         table.add_row(domain, f"{images:,}")
     table.add_section()
@@ -635,38 +629,48 @@ def diagnose(
     target: Annotated[
         str | None, typer.Option(help="A domain, or an unlabelled .npz.", show_default="the first held-out domain")
     ] = None,
-    format_: Annotated[str, typer.Option("--format", help="terminal, json or html.")] = "terminal",
+    format_: Annotated[
+        str | None, typer.Option("--format", help="terminal, json or html.", show_default="by the ending of --out")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write it.", show_default="print; html: next to the run")
+        Path | None,
+        typer.Option(help="Where to write it: .txt, .json or .html.", show_default="print; html: next to the run"),
     ] = None,
     device: Device = "auto",
 ) -> None:
     """Say why a model fails, or will fail, on a domain: class frequencies, looks, or both, and what would help."""
     from rcalign import api
-    from rcalign.diagnosis import render_html, render_terminal, to_json
-    from rcalign.errors import unknown
-    from rcalign.files import write_whole
+    from rcalign.diagnosis import ENDINGS, render
+    from rcalign.files import check_output, format_by_ending, write_whole
 
-    if format_ not in ("terminal", "json", "html"):
-        raise unknown("format", format_, ("terminal", "json", "html"))
+    wanted = format_by_ending(format_, out, ENDINGS, "terminal")
+    if out is None and wanted == "html":
+        out = Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html")
+    if out is not None:
+        check_output(out)
     told = api.diagnose(subject, data, target=target, device=device)
-    if format_ == "terminal":
+    if out is not None:
+        write_whole(out, render(told, wanted).encode())
+        print(f"Written to {out}")
+    elif wanted == "terminal":
+        from rcalign.diagnosis import render_terminal
+
         Console().print(render_terminal(told))
-        return
-    text = to_json(told) if format_ == "json" else render_html(told)
-    if out is None and format_ == "json":
-        print(text)
-        return
-    file = out or (Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html"))
-    write_whole(file, text.encode())
-    print(f"Written to {file}")
+    else:
+        print(render(told, wanted))
 
 
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    format: Annotated[str, typer.Option(help="onnx, torchscript or safetensors.")] = "onnx",
-    out: Annotated[Path | None, typer.Option(help="The file.", show_default="RUN/export/model...")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="onnx, torchscript or safetensors.", show_default="by the ending of --out, else onnx"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file: .onnx, .pt or .safetensors.", show_default="RUN/export/model..."),
+    ] = None,
     diagnosis: Annotated[
         bool, typer.Option("--diagnosis", help="Put the findings of 'rcalign diagnose' into the model card.")
     ] = False,
@@ -675,22 +679,15 @@ def export(
     from rcalign import api
 
     done = api.export(run, format, out=out, diagnosis=diagnosis)
+    _say(done["notes"])
     checked = "" if done["difference"] is None else f" (within {done['difference']:.0e} of the trained one)"
     print(f"Model: {done['file']}{checked}\nInput: {done['input']}\nOutput: {done['output']}\nCard: {done['card']}")
 
 
-def _figures(result: dict[str, Any]) -> Table:
-    table = Table("domain", "accuracy", "balanced", title=f"{result['algorithm']} on {result['data']}, per cent")
-    for domain, value in result["accuracy"].items():
-        table.add_row(domain, f"{100 * value:.1f}", f"{100 * result['balanced'][domain]:.1f}")
-    table.add_section()
-    table.add_row("average", f"{100 * result['average']:.1f}", "")
-    table.add_row("worst", f"{100 * result['worst']:.1f}", "")
-    for shot, value in result["shots"].items():
-        if value is not None:
-            table.add_row(f"{shot} shot", f"{100 * value:.1f}", "")
-    table.add_row("calibration error", f"{100 * result['ece']:.1f}", "")
-    return table
+def _say(notes: list[str]) -> None:
+    """What the user should know beside the result, on standard error."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _expected(result: dict[str, Any]) -> Group:
@@ -732,7 +729,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except (InputError, DivergedError) as error:
-        _stop(str(error), 2)
+        _stop(in_words_of(str(error), _flag), 2)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             where = f" while writing {error.filename}" if error.filename else ""

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 
 
 class InputError(ValueError):
     """Wrong input. The command line prints it without a traceback and exits with code 2."""
+
+
+def in_words_of(message: str, word: Callable[[str], str]) -> str:
+    """An error with its `arguments` written as another interface calls them.
+
+    The library writes the name of an argument, or `name=value`, between backticks. The command line and the sweep file
+    have other words for it.
+
+    >>> in_words_of("`steps` is 0: leave `protocol=mdlt` out.", lambda name: "--" + name)
+    '--steps is 0: leave --protocol mdlt out.'
+    """
+    return re.sub(r"`(\w+)(?:=([^`]*))?`", lambda found: " ".join(filter(None, (word(found[1]), found[2]))), message)
 
 
 class DivergedError(RuntimeError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import os
 import tempfile
@@ -31,26 +32,48 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from torch import Tensor
 
 import rcalign.algorithms  # noqa: F401  (registers)
-from rcalign import presets, registry, spaces
+from rcalign import registry, spaces
 from rcalign.data.cache import open_images
 from rcalign.data.source import Arrays, Dataset, Images
 from rcalign.data.sources.arrays import from_arrays
 from rcalign.data.sources.files import dataset_of_files
 from rcalign.data.splits import Splits, mdlt_rule
 from rcalign.data.stream import decoded_batches
-from rcalign.devices import check_precision, resolve_device
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.evaluation.metrics import softmax
-from rcalign.records import RunConfig, RunFolder, versions
+from rcalign.records import RunFolder
 from rcalign.registry import Entry
+from rcalign.training.job import prepare
 from rcalign.training.loop import Interrupted
+from rcalign.training.options import TrainOptions, described, in_estimators
 from rcalign.training.run import complete, hparams_of
-from rcalign.training.task import Task, make_task, storage_size
+from rcalign.training.task import storage_size
 from rcalign.training.trained import TrainedModel
 
 EVALUATIONS = 5  # among whose checkpoints the validation rows choose
 PLAIN = "ERM"  # what is left of a method of several domains when there are none
+
+
+_PARAMETERS: dict[str, Any] = {  # name -> default
+    **{name: described()[name].default for name in in_estimators()},
+    "algorithm": "rc-align",
+    "steps": 300,
+    "validation_fraction": 0.2,
+    "random_state": 0,
+    "verbose": False,
+}
+
+
+def _signature() -> inspect.Signature:
+    """Of the constructor: algorithm and backbone by position too, then all other parameters, then hyperparameters."""
+    kinds = {"algorithm": inspect.Parameter.POSITIONAL_OR_KEYWORD, "backbone": inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    named = [
+        inspect.Parameter(name, kinds.get(name, inspect.Parameter.KEYWORD_ONLY), default=_PARAMETERS[name])
+        for name in [*kinds, *(name for name in _PARAMETERS if name not in kinds)]
+    ]
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Signature([first, *named, inspect.Parameter("hparams", inspect.Parameter.VAR_KEYWORD)])
 
 
 class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
@@ -59,19 +82,16 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
     X: features (n, f), series (n, channels, t), images (n, h, w, 3) uint8, or a list of n image paths. Columns and
     channels are standardised by the rows that train, never by those to be predicted.
 
-    - algorithm: its name; case and hyphens do not matter.
-    - backbone: None for a small network (rows, series) or EfficientNet-Lite0 (images); any timm network for images.
-    - steps: updates, each with ``batch_size`` rows of every domain.
-    - weights: of the backbone: None (pretrained), a file, or "none" (random).
-    - freeze_backbone: images only: features are computed once and a small network is trained on them.
-    - image_size: side of the square input; None: the images' own where they are square and in memory, else 224.
-    - average: "ema", "swa" or "swad", of the weights along the way.
+    The parameters are ``algorithm``, ``backbone`` and the other options of ``rcalign train`` that make sense without a
+    folder, by the same names and with the same meaning (the fields of ``rcalign.training.options.TrainOptions``), such
+    as ``weights``, ``freeze_backbone``, ``image_size``, ``average``, ``device``, ``precision``. What differs:
+
+    - steps: 300 unless given; evaluate_every: None for five evaluations, among which the validation rows choose.
     - validation_fraction: share of each (domain, class) pair's rows that choose the checkpoint and the temperature of
       the probabilities instead of training.
-    - device: "auto", "cpu", "cuda", "mps"; precision: "fp32" or "bf16".
     - random_state: an int repeats to the bit on the same machine.
     - verbose: show a progress bar.
-    - hparams: the algorithm's own hyperparameters, by the names that ``rcalign algorithms NAME`` lists.
+    - any other name: a hyperparameter of the algorithm, as ``rcalign algorithms NAME`` lists them.
 
     After ``fit``:
 
@@ -83,37 +103,14 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
 
     __metadata_request__fit = {"domains": True}  # noqa: RUF012  (scikit-learn's own way to say so)
 
-    def __init__(
-        self,
-        algorithm: str = "rc-align",
-        backbone: str | None = None,
-        *,
-        steps: int = 300,
-        weights: str | Path | None = None,
-        freeze_backbone: bool = False,
-        image_size: int | None = None,
-        average: str | None = None,
-        validation_fraction: float = 0.2,
-        device: str = "auto",
-        precision: str = "fp32",
-        random_state: Any = 0,
-        verbose: bool = False,
-        **hparams: Any,
-    ) -> None:
-        self.algorithm = algorithm
-        self.backbone = backbone
-        self.steps = steps
-        self.weights = weights
-        self.freeze_backbone = freeze_backbone
-        self.image_size = image_size
-        self.average = average
-        self.validation_fraction = validation_fraction
-        self.device = device
-        self.precision = precision
-        self.random_state = random_state
-        self.verbose = verbose
-        for name, value in hparams.items():
+    def __init__(self, algorithm: str = "rc-align", backbone: str | None = None, **options: Any) -> None:
+        given = {"algorithm": algorithm, "backbone": backbone, **options}
+        for name, default in _PARAMETERS.items():
+            setattr(self, name, given.pop(name, default))
+        for name, value in given.items():  # hyperparameters
             setattr(self, name, value)
+
+    __init__.__signature__ = _signature()  # type: ignore[attr-defined]  # scikit-learn reads the parameters from it
 
     # --- parameters ----------------------------------------------------------------------------------------------
 
@@ -161,23 +158,25 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         self.algorithm_ = entry.name
         options = self._options(entry)
         dataset = self._dataset(X, labels, *self._domains(domains, len(labels)))
-        seed = self._seed()
-        task = self._task(dataset, _divided(dataset, self.validation_fraction, seed), seed)
-        config = self._config(entry, dataset, task, options, seed)
+        splits = _divided(dataset, self.validation_fraction, options.seed)
+        job = prepare(options, dataset, splits=splits, progress=bool(self.verbose))
+        task = job.task
         with tempfile.TemporaryDirectory(prefix="rcalign-") as folder:
             try:
-                model, result = complete(task, config, RunFolder(folder), options, progress=bool(self.verbose))
+                model, result = complete(task, job.config, RunFolder(folder), job.hparams, progress=bool(self.verbose))
             except Interrupted:
                 raise KeyboardInterrupt from None
         model.optimizers = {}  # nothing is trained any more, and they are twice as large as the network
         # rows are predicted in double precision, so that no row's result depends on how many others come with it
         if isinstance(dataset.content, Arrays) and task.inputs.device.type != "mps":
             model.double()
-        unseen = any(len(np.intersect1d(task.splits.val[name], rows)) for name, rows in task.splits.train.items())
-        self.temperature_ = 1.0 if unseen else result["calibration"]["temperature"]
+        validation_overlaps_training = any(
+            len(np.intersect1d(task.splits.val.get(name, rows[:0]), rows)) for name, rows in task.splits.train.items()
+        )
+        self.temperature_ = 1.0 if validation_overlaps_training else result["calibration"]["temperature"]
         self.validation_score_ = result["validation"]
         augmentation = task.augmentation
-        self.model_ = TrainedModel(config, model, task.frozen, augmentation, task.inputs.device, self.temperature_)
+        self.model_ = TrainedModel(job.config, model, task.frozen, augmentation, task.inputs.device, self.temperature_)
         self._n_features_out = task.backbone.features
         return self
 
@@ -192,13 +191,17 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         )
         return registry.get(PLAIN) if plain else entry
 
-    def _options(self, entry: Entry) -> dict[str, Any]:
-        """The hyperparameters for an algorithm; those of the one asked for are left out where plain training runs."""
-        options = self._hparams()
+    def _options(self, entry: Entry) -> TrainOptions:
+        """The options of the run; hyperparameters of the algorithm asked for are left out where plain training runs."""
+        hparams = self._hparams()
         asked = registry.get(str(self.algorithm))
         if entry is not asked:
-            hparams_of(asked, "default", options)  # wrong ones are an error all the same
-            options = {name: options[name] for name in spaces.fields_of(entry.algorithm.Hparams) if name in options}
+            hparams_of(asked, "default", hparams)  # wrong ones are an error all the same
+            hparams = {name: hparams[name] for name in spaces.fields_of(entry.algorithm.Hparams) if name in hparams}
+        given = {name: getattr(self, name) for name in in_estimators()}
+        options = TrainOptions(**{**given, "algorithm": entry.name, "hparams": hparams, "seed": self._seed()})
+        if options.steps is not None and options.evaluate_every is None:
+            options = options.replace(evaluate_every=math.ceil(options.steps / EVALUATIONS))
         return options
 
     def _seed(self) -> int:
@@ -232,57 +235,6 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
             domains=tuple(str(value) for value in domains),
             y=labels.astype(np.int64),
             domain=codes.astype(np.int64),
-        )
-
-    def _preset(self, dataset: Dataset) -> presets.Preset:
-        small = isinstance(dataset.content, Arrays) or self.freeze_backbone
-        return presets.get("arrays" if small else "default")
-
-    def _task(self, dataset: Dataset, splits: Splits, seed: int) -> Task:
-        preset = self._preset(dataset)
-        return make_task(
-            dataset,
-            splits,
-            preset,
-            backbone=self.backbone,
-            weights=self.weights,
-            freeze_backbone=bool(self.freeze_backbone),
-            freeze_batch_norm=preset.freeze_batch_norm,
-            image_size=self.image_size,
-            device=torch.device(resolve_device(str(self.device))),
-            seed=seed,
-            progress=bool(self.verbose),
-        )
-
-    def _config(self, entry: Entry, dataset: Dataset, task: Task, options: dict[str, Any], seed: int) -> RunConfig:
-        if not isinstance(self.steps, (int, np.integer)) or self.steps < 1:
-            raise InputError(f"steps is {self.steps!r}, but a whole number of at least 1 is expected.")
-        preset = self._preset(dataset)
-        return RunConfig(
-            data=dataset.name,
-            algorithm=entry.name,
-            test_domains=(),
-            protocol="lodo",
-            preset=preset.name,
-            steps=int(self.steps),
-            evaluate_every=math.ceil(int(self.steps) / EVALUATIONS),
-            seed=seed,
-            backbone=self.backbone,
-            weights=None if self.weights is None else str(self.weights),
-            freeze_backbone=bool(self.freeze_backbone),
-            freeze_batch_norm=preset.freeze_batch_norm,
-            image_size=None if task.augmentation is None else task.augmentation.size,
-            average=self.average or entry.traits.averages,
-            hparams=dataclasses.asdict(hparams_of(entry, preset.name, options)),
-            data_fingerprint=dataset.fingerprint,
-            weights_fingerprint=task.backbone.weights,
-            spec=task.spec,
-            device=task.inputs.device.type,
-            precision=check_precision(str(self.precision)),
-            threads=torch.get_num_threads(),
-            stored_size=task.stored_size,
-            stage_one=entry.traits.stage_one,
-            versions=versions(),
         )
 
     # --- predicting ----------------------------------------------------------------------------------------------

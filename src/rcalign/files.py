@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from rcalign.errors import InputError
+from rcalign.errors import InputError, unknown
 
 _TREE = "rcalign.tree"
 _UMASK = os.umask(0)
@@ -80,6 +80,66 @@ def open_whole(path: Path | str) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def check_output(path: Path | str) -> Path:
+    """The path, if a file can be written there: asked before the work whose result it is to hold.
+
+    Makes the folder if it is missing. A folder, a device, or a place that cannot be written is an InputError.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = check_output(folder + "/new/a.csv"), print(Path(folder, "new").is_dir())
+    ...     check_output(folder)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    rcalign.errors.InputError: '...' is a folder, but a file is to be written: name one, such as '...'.
+    True
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder, but a file is to be written: name one, such as '{path / 'result'}'.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"'{path}' is no regular file, so it cannot be written: name another.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"'{path}' cannot be written ({error.strerror or error}): choose another folder, or change its permissions."
+        ) from None
+    return path
+
+
+def format_by_ending(
+    format: str | None, out: Path | str | None, endings: Mapping[str, tuple[str, ...]], default: str
+) -> str:
+    """The format that was asked for, or else the one that the file's ending names, or else the default.
+
+    endings: format -> endings of its files. A file whose ending belongs to another format, or to none, is an
+    InputError; one without an ending is as good as any.
+
+    >>> endings = {"json": (".json",), "html": (".html", ".htm")}
+    >>> format_by_ending(None, "a.htm", endings, "json"), format_by_ending(None, None, endings, "json")
+    ('html', 'json')
+    >>> format_by_ending("json", "a.pdf", endings, "json")
+    Traceback (most recent call last):
+    rcalign.errors.InputError: 'a.pdf' ends in '.pdf', but json is written to '.json': rename it or change the format.
+    """
+    if format is not None and format not in endings:
+        raise unknown("format", format, endings)
+    ending = "" if out is None else Path(out).suffix.lower()
+    if not ending:
+        return format or default
+    fitting = [name for name, known in endings.items() if ending in known]
+    if format is None and not fitting:
+        listed = ", ".join(known for several in endings.values() for known in several)
+        raise InputError(f"'{out}' ends in '{ending}', which belongs to no format: use one of {listed}.")
+    if format is not None and format not in fitting:
+        expected = " or ".join(f"'{known}'" for known in endings[format])
+        raise InputError(
+            f"'{out}' ends in '{ending}', but {format} is written to {expected}: rename it or change the format."
+        )
+    return format or fitting[0]
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rcalign.data.sources import arrays
+from rcalign.data.sources import arrays, table
 from rcalign.data.stream import decoded_batches, find_images
 from rcalign.diagnosis.priors import adapt_priors, em_priors
 from rcalign.errors import InputError
@@ -57,17 +57,25 @@ class Predictions:
         # a class may be called like one of our own columns
         self.columns = [*ABOUT, *(f"{name} (class)" if name in ABOUT else name for name in self._classes)]
         self._unknown = UNKNOWN if UNKNOWN not in self._classes else f"({UNKNOWN})"
-        self._files = find_images(paths)
-        is_array = [path.suffix for path in self._files] == [".npz"]
-        self._data = arrays.unlabelled(self._files[0]) if is_array else None
+        self.notes = model.notes  # of the model, and what is odd about a table
+        self._names: list[str] | None = None  # of the rows of a table
+        encoding = model.encoding
+        if encoding is not None:
+            self._data, self._names = table.unlabelled(_one_table(paths), encoding, _id_column(model))
+            self.notes += self._data.notes
+            self._files: list[Path] = []
+        else:
+            self._files = find_images(paths)
+            is_array = [path.suffix for path in self._files] == [".npz"]
+            self._data = arrays.unlabelled(self._files[0]) if is_array else None
         if self._data is None and model.augmentation is None:
             raise InputError("the model was trained on arrays, but image files were given: give an .npz with x.")
         self.total = len(self._files if self._data is None else self._data)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         batches = self._probabilities()
-        for names, table in self._adapted(batches) if self.adapt_priors else batches:
-            for name, probabilities in zip(names, table, strict=True):
+        for names, rows in self._adapted(batches) if self.adapt_priors else batches:
+            for name, probabilities in zip(names, rows, strict=True):
                 yield self._row(name, probabilities)
         if self.skipped and len(self.skipped) == self.total:
             path, why = self.skipped[0]
@@ -108,9 +116,23 @@ class Predictions:
     def _rows(self) -> Iterator[tuple[list[str], torch.Tensor]]:
         assert self._data is not None
         for x in self._model.inputs(self._data, np.arange(self.total)):
-            names = [f"row {row}" for row in range(self.seen, self.seen + len(x))]
+            rows = range(self.seen, self.seen + len(x))
+            names = [f"row {row}" if self._names is None else self._names[row] for row in rows]
             self.seen += len(x)
             yield names, x
+
+
+def _one_table(paths: Sequence[str | os.PathLike[str]]) -> Path:
+    found = [Path(path) for path in paths]
+    if len(found) != 1 or found[0].suffix.lower() not in table.SUFFIXES:
+        given = ", ".join(f"'{path}'" for path in found[:3])
+        raise InputError(f"the model reads columns of a table, but {given} was given: give one .csv or .parquet file.")
+    return found[0]
+
+
+def _id_column(model: TrainedModel) -> str | None:
+    roles = table.divided(model.config.data)[1]
+    return None if roles is None else roles.id
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> int:

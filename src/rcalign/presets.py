@@ -104,3 +104,14 @@ def get(name: str) -> Preset:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
+
+
+def choose(name: str | None, *, arrays: bool, freeze_backbone: bool) -> Preset:
+    """The preset of a name; without one, that of the kind of data the network trains on.
+
+    >>> choose(None, arrays=False, freeze_backbone=False).name, choose(None, arrays=True, freeze_backbone=False).name
+    ('default', 'arrays')
+    """
+    if name is None:
+        name = "arrays" if arrays or freeze_backbone else "default"
+    return get(name)

@@ -14,16 +14,21 @@ from typing import IO, Any
 
 from rcalign.errors import InputError, unknown
 from rcalign.files import write_whole
+from rcalign.training.options import TrainOptions, described
 from rcalign.types import DataSpec
 
-FORMAT = 1  # of the run folder; a reader refuses a newer one
+FORMAT = 2  # of the run folder; a reader refuses a newer one. 1: records had accuracy and nll, not metrics
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Everything needed to repeat a run. ``identity`` is what must agree for a folder to be resumed."""
+class RunConfig(TrainOptions):
+    """Everything needed to repeat a run: its options, nothing left open, and what was found when it began.
 
-    data: str
+    The fields of ``TrainOptions`` that a preset, the data or the machine decide are repeated here with the type they
+    have then. A field that an older ``config.json`` lacks has its default. ``identity`` is what must agree for a
+    folder to be resumed.
+    """
+
     algorithm: str
     test_domains: tuple[str, ...]
     protocol: str
@@ -31,30 +36,28 @@ class RunConfig:
     steps: int
     evaluate_every: int
     seed: int
-    backbone: str | None
-    weights: str | None
-    freeze_backbone: bool
     freeze_batch_norm: bool
-    image_size: int | None
-    average: str | None
     hparams: Mapping[str, Any]
+    device: str = "cpu"
+    data: str
     data_fingerprint: str
     weights_fingerprint: str
     spec: DataSpec
-    device: str = "cpu"
-    precision: str = "fp32"
     threads: int = 1
-    track_bound: int | None = None
     stage_one: str | None = None
-    compile: bool = False
-    stored_size: int | None = None  # side of the kept images; not part of the identity, since the data determine it
+    table: Mapping[str, Any] | None = None  # how columns become inputs (``Encoding``); the data and split determine it
+    stored_size: int | None = None  # side of the kept images; the data determine it
     versions: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
+    def __post_init__(self) -> None:
+        """Nothing is checked: it was, when the options were made."""
+
     def identity(self) -> dict[str, Any]:
-        """The fields that determine the result; the device, threads and versions only how it is computed."""
+        """The fields that determine the result, not those that say where things are or how it is computed."""
         everything = dataclasses.asdict(self)
-        for name in ("device", "versions", "threads", "compile", "stored_size", "track_bound", "format"):
+        aside = [name for name, about in described().items() if not about.option.decides]
+        for name in (*aside, "data", "threads", "table", "stored_size", "versions", "format"):
             del everything[name]
         return everything
 
@@ -67,16 +70,39 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One evaluation. accuracy and nll: domain -> part ("val", "test") -> value. averaged: of the averaged weights, the
-    last row of a run that averages, without a loss since there was no step."""
+    """One evaluation.
+
+    metrics: name -> domain -> part ("val", "test") -> value; accuracy is always there. validation: the mean accuracy
+    on the validation parts of the source domains. averaged: of the averaged weights, the last row of a run that
+    averages, without a loss since there was no step.
+    """
 
     step: int
     loss: float | None
-    accuracy: Mapping[str, Mapping[str, float]]
-    nll: Mapping[str, Mapping[str, float]]
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]
     validation: float
     averaged: bool = False
     logs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> Mapping[str, Mapping[str, float]]:
+        """Domain -> part -> accuracy: what checkpoints and runs are chosen by."""
+        return self.metrics["accuracy"]
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Record:
+        """A row of ``records.jsonl``; those of format 1 have fields ``accuracy`` and ``nll``, not ``metrics``.
+
+        >>> old = {"accuracy": {"a": {"val": 1.0}}, "nll": {"a": {"val": 0.1}}}
+        >>> Record.from_json({"step": 1, "loss": 0.5, "validation": 1.0, **old}).metrics
+        {'accuracy': {'a': {'val': 1.0}}, 'nll': {'a': {'val': 0.1}}}
+        """
+        values = dict(row)
+        if "metrics" not in values:
+            values["metrics"] = {name: values.pop(name) for name in ("accuracy", "nll") if name in values}
+        if "accuracy" not in values["metrics"]:
+            raise TypeError("it has no accuracy")
+        return cls(**values)
 
 
 class RunFolder:
@@ -160,7 +186,7 @@ class RunFolder:
         rows = []
         for line in self.records_file.read_text(errors="replace").splitlines():
             try:
-                rows.append(Record(**json.loads(line)))
+                rows.append(Record.from_json(json.loads(line)))
             except (json.JSONDecodeError, TypeError):
                 break
         return rows
@@ -195,7 +221,8 @@ def read_config(path: Path | str) -> RunConfig:
         for name in values:
             if name not in known:
                 raise unknown("field of config.json", name, known)
-        values["test_domains"] = tuple(values["test_domains"])
+        for name in ("test_domains", "imports"):
+            values[name] = tuple(values.get(name, ()))
         return RunConfig(
             spec=DataSpec(
                 tuple(spec["classes"]),

@@ -56,7 +56,7 @@ _entries: dict[str, Entry] = {}
 
 
 def _key(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    return "".join(letter for letter in name.lower().replace("+", "plus") if letter.isalnum())
 
 
 def register(
@@ -81,7 +81,7 @@ def register(
 
 
 def get(name: str) -> Entry:
-    """The entry of a name; case, hyphens and underscores do not matter.
+    """The entry of a name; case, hyphens and underscores do not matter, and "+" may be written "plus".
 
     >>> import rcalign.algorithms
     >>> get("rc_align").name

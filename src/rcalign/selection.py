@@ -80,6 +80,12 @@ class Choice:
         """Accuracy on the test part of every tested domain."""
         return {name: self.record.accuracy[name]["test"] for name in self.run.tested}
 
+    def metric(self, name: str) -> float | None:
+        """Mean of a metric over the test parts of the tested domains; None where one has no value."""
+        values = [self.record.metrics.get(name, {}).get(domain, {}).get("test") for domain in self.run.tested]
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if len(known) == len(values) else None
+
     @property
     def shots(self) -> Mapping[str, float | None]:
         return self.run.shots.get(self.record.step, {})
@@ -95,7 +101,7 @@ class Missing:
 def training_domain(run: Run, companions: Sequence[Run] = ()) -> Choice:
     """The checkpoint with the largest mean accuracy on the validation parts of the training domains.
 
-    >>> rows = [Record(step=s, loss=0, nll={}, validation=v, accuracy={"b": {"val": 0.1, "test": t}})
+    >>> rows = [Record(step=s, loss=0, validation=v, metrics={"accuracy": {"b": {"val": 0.1, "test": t}}})
     ...         for s, v, t in [(100, 0.7, 0.4), (200, 0.9, 0.5), (300, 0.9, 0.6)]]
     >>> run = Run(name="", data="", algorithm="", protocol="lodo", domains=("a", "b"), test_domains=("b",),
     ...           records=tuple(rows))

@@ -1,173 +1,188 @@
-"""SelfReg, CAD, CondCAD, Transfer, TRM, URM, ADRMX: what must hold beside the recorded numbers."""
+"""Properties of further DomainBed methods, beside the contract and the recorded steps."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from rcalign import spaces
-from rcalign.algorithms.base import Algorithm
-from rcalign.algorithms.urm import ACTIVATIONS
+from rcalign import registry, spaces
+from rcalign.algorithms.base import Algorithm, Network
 from rcalign.errors import InputError
-from rcalign.types import Batch
-from toy import batch, make, weights
+from rcalign.files import load_state, save_state
+from rcalign.training.averaging import SWA
+from toy import batch, make, spec, weights
 
-NAMES = ["SelfReg", "CAD", "CondCAD", "Transfer", "TRM", "URM", "ADRMX", "MIRO", "SAM"]
-
-
-def moved(model: Algorithm, before: dict[str, torch.Tensor]) -> set[str]:
-    """First names of the parameters and buffers that are no longer what they were."""
-    return {name.split(".")[0] for name, value in weights(model).items() if not torch.equal(before[name], value)}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sizes", [(1,), (2,)])
-def test_one_domain_with_one_or_two_samples_works_or_says_why_not(name: str, sizes: tuple[int, ...]) -> None:
-    try:
-        model = make(name, domains=1)
-        for t in range(4):
-            logs = model.step(batch(t, sizes, domains=1))
-            assert all(np.isfinite(float(value)) for value in logs.values())
-    except InputError as error:
-        reason = "at least two samples" if name == "SelfReg" else "at least 2 source domains"
-        assert reason in str(error)
-        assert name in ("SelfReg", "TRM") and (name == "TRM" or sizes == (1,))
-    else:
-        assert all(torch.isfinite(value).all() for value in weights(model).values())
+# with these the penalty is at work from the first step on
+AT_ONCE: dict[str, dict[str, Any]] = {
+    "EQRM": {"anneal_steps": 0},
+    "RDM": {"anneal_steps": 0},
+    "IB_ERM": {"anneal_steps": 0},
+    "IB_IRM": {"anneal_steps": 0, "bottleneck_anneal_steps": 0},
+    "Fishr": {"anneal_steps": 0},
+}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_all_samples_of_one_class_and_none_of_another(name: str) -> None:
-    model = make(name, **({"start_step": 0} if name == "TRM" else {}))
-    for t in range(4):
-        data = batch(t, (1, 4, 3))
-        data.y.zero_()
-        data.y[-1] = 2  # a class with one sample; class 1 is missing
-        assert np.isfinite(float(model.step(data)["loss"]))
+def gradients_left(model: Algorithm) -> list[torch.Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 4, 9), (5,), (1,)])
+def test_penalties_bear_odd_batches(name: str, sizes: tuple[int, ...]) -> None:
+    model = make(name, domains=len(sizes), **AT_ONCE[name])
+    for t in range(3):
+        logs = model.step(batch(t, sizes, domains=len(sizes)))
+        assert all(np.isfinite(float(value)) for value in logs.values())
     assert all(torch.isfinite(value).all() for value in weights(model).values())
 
 
-def test_selfreg_takes_partners_of_the_class_only() -> None:
-    model, data = make("SelfReg"), batch(0, (5, 6, 7))
-    for _ in range(20):
-        for partners in model.draw_partners(data.y):
-            assert torch.equal(data.y[partners], data.y)
-            assert sorted(partners.tolist()) == list(range(18))
+@pytest.mark.parametrize("name", ["EQRM", "RDM"])
+def test_a_new_rate_and_a_fresh_adam_survive_save_and_load(name: str, tmp_path: Path) -> None:
+    straight = make(name, anneal_steps=3, annealed_rate=7e-4)
+    for t in range(5):
+        assert straight.optimizer.param_groups[0]["lr"] == (1e-3 if t < 4 else 7e-4)
+        straight.step(batch(t))
+    assert {int(values["step"]) for values in straight.optimizer.state.values()} == {2}
+    save_state(tmp_path / "state", straight.training_state())
+    resumed = make(name, anneal_steps=3, annealed_rate=7e-4)
+    resumed.load_training_state(load_state(tmp_path / "state"))
+    for model in (straight, resumed):
+        model.step(batch(5))
+    assert resumed.optimizer.param_groups[0]["lr"] == 7e-4
+    assert all(torch.equal(value, weights(resumed)[key]) for key, value in weights(straight).items())
 
 
-def test_selfreg_costs_nothing_where_a_class_agrees() -> None:
-    """Equal logits within a class: the logit term is zero whoever the partners are."""
-    model = make("SelfReg", feature_weight=0.0)
+def test_eqrm_refuses_the_quantile_zero() -> None:
+    with pytest.raises(InputError, match=r"'quantile' is 0, but must be between 0 and 1, or negative"):
+        make("EQRM", quantile=0.0)
+    assert np.isfinite(float(make("EQRM", quantile=-100.0, anneal_steps=0).step(batch(0))["loss"]))
+
+
+def test_eqrm_next_to_one_weighs_the_worst_domain_most() -> None:
+    model = make("EQRM", quantile=0.95, anneal_steps=0)
     data = batch(0)
-    same = Batch(F.one_hot(data.y, 6).float(), data.y, data.domain, data.index, data.sizes)
-    assert float(model.step(same)["penalty"]) == pytest.approx(0.0, abs=1e-10)
-    assert float(model.step(data)["penalty"]) > 1e-5
+    risks = torch.stack([F.cross_entropy(model(part.x)[1], part.y) for part in data.per_domain()])
+    assert model.step(data)["loss"] > risks.max()
 
 
-@pytest.mark.parametrize("name", ["CAD", "CondCAD"])
-def test_bottleneck_ignores_the_order_of_samples_and_the_names_of_domains(name: str) -> None:
-    model, data = make(name), batch(0, (5, 6, 7))
-    features = model.featurizer(data.x).detach()
-    order = torch.randperm(18, generator=torch.Generator().manual_seed(0))
-    shuffled = Batch(data.x[order], data.y[order], 2 - data.domain[order], data.index, data.sizes)
-    ours, theirs = model.bottleneck(features, data), model.bottleneck(features[order], shuffled)
-    torch.testing.assert_close(ours, theirs)
+@pytest.mark.parametrize("name", ["IB_ERM", "Fishr", "RDM"])
+def test_before_it_is_annealed_a_penalty_is_logged_and_not_followed(name: str) -> None:
+    model, plain = make(name, anneal_steps=10), make("ERM")
+    plain.load_state_dict({key: value for key, value in model.state_dict().items() if key in plain.state_dict()})
+    logs = model.step(batch(0))
+    plain.step(batch(0))
+    assert logs["matching" if name == "RDM" else "penalty"] > 0
+    for ours, theirs in zip(gradients_left(model), gradients_left(plain), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
-def test_cad_needs_no_labels_and_condcad_does() -> None:
-    data = batch(0, (5, 6, 7))
-    other = Batch(data.x, (data.y + torch.arange(18)) % 3, data.domain, data.index, data.sizes)
-    for name, same in (("CAD", True), ("CondCAD", False)):
-        model = make(name)
-        features = model.featurizer(data.x).detach()
-        assert torch.equal(model.bottleneck(features, data), model.bottleneck(features, other)) == same
+def test_ib_irm_is_irm_without_the_bottleneck_and_ib_erm_without_invariance() -> None:
+    for other, changes in (
+        ("IRM", {"bottleneck_weight": 0.0}),
+        ("IB_ERM", {"penalty_weight": 0.0, "anneal_steps": 0, "bottleneck_anneal_steps": 500}),
+    ):
+        model, plain = make("IB_IRM", **changes), make(other)
+        plain.load_state_dict(model.state_dict())
+        for t in range(3):
+            model.step(batch(t)), plain.step(batch(t))
+        assert all(torch.allclose(value, weights(plain)[key]) for key, value in weights(model).items())
 
 
-@pytest.mark.parametrize("name", ["CAD", "CondCAD"])
-@pytest.mark.parametrize("change", [{"projected": True}, {"normalized": True}, {"flipped": False}])
-def test_bottleneck_options_train(name: str, change: dict[str, bool]) -> None:
-    model = make(name, penalty_weight=1.0, **change)
-    before = weights(model)
-    for t in range(3):
-        assert np.isfinite(float(model.step(batch(t))["loss"]))
-    assert moved(model, before) >= {"featurizer", "head", *(["project"] if "projected" in change else [])}
+@pytest.mark.parametrize("name", ["ANDMask", "SANDMask", "IGA"])
+def test_gradients_are_taken_domain_by_domain(name: str) -> None:
+    model, rows = make(name), []
+    model.featurizer.register_forward_hook(lambda layer, inputs, output: rows.append(len(output)))
+    model.step(batch(0, (2, 6, 4)))
+    assert rows == [2, 6, 4]
 
 
-def test_transfer_adversary_stays_in_its_ball_and_widens_the_gap() -> None:
-    model = make("Transfer", radius=0.05, adversary_rate=1.0, adversary_steps=20, learning_rate=0.0)
+def test_iga_differentiates_the_spread_exactly() -> None:
+    model = make("IGA", penalty_weight=3.0)
+    data = batch(0, (2, 6, 4))
+    parameters = list(model.parameters())
+    risks = [F.cross_entropy(model(part.x)[1], part.y) for part in data.per_domain()]
+    each = [torch.cat([g.flatten() for g in torch.autograd.grad(r, parameters, create_graph=True)]) for r in risks]
+    spread = torch.stack(each).var(0, correction=0).sum()
+    expected = torch.autograd.grad(torch.stack(risks).mean() + 3 * spread, parameters)
+    model.step(data)
+    for ours, theirs in zip(gradients_left(model), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_iga_steps_a_network_with_attention() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.heads = nn.Linear(1, 8), nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.heads(self.embed(x[..., None])).reshape(len(x), 6, 3, 1, 8).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(q, k, v).mean((1, 2))
+
+    cls = registry.get("IGA").algorithm
+    model = cls(spec(), Network(Attention(), 8, 3), spaces.defaults(cls.Hparams))
+    assert np.isfinite(float(model.step(batch(0))["penalty"]))
+
+
+def test_parameters_that_the_loss_does_not_need_stay_without_gradient() -> None:
+    for name in ("ANDMask", "IGA"):
+        cls = registry.get(name).algorithm
+        network = Network(nn.Sequential(nn.Linear(6, 8)), 8, 3)
+        network.featurizer.register_parameter("unused", nn.Parameter(torch.ones(2)))
+        model = cls(spec(), network, spaces.defaults(cls.Hparams, weight_decay=0.1, learning_rate=0.1))
+        model.step(batch(0))
+        assert torch.equal(model.featurizer.unused, torch.ones(2))
+
+
+@pytest.mark.parametrize("name", ["CausIRL_CORAL", "CausIRL_MMD"])
+def test_random_mixtures_are_drawn_anew_within_each_batch(name: str) -> None:
+    model = make(name)
+    cuts = np.array([model.draw_cuts((2, 5, 1)) for _ in range(200)])
+    assert [set(column) for column in cuts.T.tolist()] == [{0, 1}, set(range(5)), {0}]
+
+
+@pytest.mark.parametrize("name", ["EQRM", "CausIRL_CORAL", "CausIRL_MMD"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_domains_pass_together_unless_batch_norm_is_trained(name: str, trained: bool) -> None:
+    class Normed(nn.Sequential):
+        def train(self, mode: bool = True) -> Normed:
+            super().train(mode)
+            self[1].train(mode and trained)
+            return self
+
+    model = registry.get(name).algorithm(spec(), Network(Normed(nn.Linear(6, 8), nn.BatchNorm1d(8)), 8, 3))
+    passes: list[int] = []
+    model.featurizer[0].register_forward_hook(lambda layer, inputs, output: passes.append(len(output)))
     model.step(batch(0))
-    apart = [a - b for a, b in zip(model.adversary.parameters(), model.head.parameters(), strict=True)]
-    distance = torch.cat([part.detach().flatten() for part in apart]).norm()
-    assert float(distance) == pytest.approx(0.05, rel=1e-4)
-    data = batch(0)
-    risks = [
-        [float(F.cross_entropy(head(model.featurizer(part.x)), part.y)) for part in data.per_domain()]
-        for head in (model.head, model.adversary)
-    ]
-    assert max(risks[1]) - min(risks[1]) > max(risks[0]) - min(risks[0])
+    assert passes == ([6, 6, 6] if trained else [18])
 
 
-def test_transfer_gap_step_moves_features_only() -> None:
-    model = make("Transfer", gap_weight=1.0)
-    for t in range(3):
-        model.step(batch(t))
-    head_after_first: list[torch.Tensor] = []
-    model.optimizer.register_step_post_hook(lambda *_: head_after_first.append(model.head.weight.detach().clone()))
-    model.step(batch(3))
-    assert torch.equal(*head_after_first)
+# --- ERM++ ---------------------------------------------------------------------------------------------------------
 
 
-def test_trm_waits_for_its_start_and_keeps_rows_of_weights() -> None:
-    model, plain = make("TRM", start_step=3), make("ERM")
-    before = weights(model)
-    for t in range(3):
-        logs = model.step(batch(t))
-        plain.step(batch(t))
-        assert float(logs["transfer"]) == 0
-    assert moved(model, before) == {"featurizer", "head"}
-    torch.testing.assert_close(model.head.weight, plain.head.weight)
-    assert float(model.step(batch(3))["transfer"]) > 0
-    assert {"domain_heads", "domain_weights"} <= moved(model, before)
-    assert torch.equal(model.domain_weights.diagonal(), torch.zeros(3))
-    assert (model.domain_weights.sum(1) > 1).all()  # grown from one
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_urm_bounds_its_features_also_in_prediction(activation: str) -> None:
-    model = make("URM", activation=activation, dropout=0.0)
-    for t in range(3):
-        model.step(batch(t))
-    data = batch(9)
-    features = model.embed(data.x)
-    noise = model.draw_noise(features)
-    low = -1.0 if activation == "tanh" else 0.0
-    assert features.min() >= low and noise.min() >= low and noise.max() < 1
-    torch.testing.assert_close(model.predict(data.x), model.head(features))
-
-
-def test_urm_smoothed_targets_and_the_other_optimizer() -> None:
-    model = make("URM", label_smoothing=0.2, discriminator_optimizer="sgd")
-    before = weights(model)
-    model.step(batch(0))
-    assert moved(model, before) == {"featurizer", "head", "discriminator"}
-    noise, features = model.draw_targets(torch.zeros(500, 1))
-    assert noise.min() >= 0.8 and noise.max() <= 1 and noise.std() > 0.01
-    assert features.min() >= 0 and features.max() <= 0.2 and features.std() > 0.01
-
-
-def test_adrmx_turns() -> None:
-    model = make("ADRMX", discriminator_steps=2)
-    others = {"featurizer", "domain_featurizer", "head", "difference_head", "domain_head"}
-    for t, expected in enumerate([{"discriminator"}, others, {"discriminator"}, {"discriminator"}, others]):
+def test_ermplusplus_warms_up_the_head_alone_with_an_adam_of_its_own() -> None:
+    model = make("ERM++", warm_up_steps=2, warm_up_rate=0.1)
+    for t in range(4):
         before = weights(model)
         model.step(batch(t))
-        assert moved(model, before) == expected
+        moved = {key.split(".")[0] for key, value in weights(model).items() if not torch.equal(value, before[key])}
+        assert moved == ({"head"} if t < 2 else {"head", "featurizer"})
+    steps = {name: {int(v["step"]) for v in o.state.values()} for name, o in model.optimizers.items()}
+    assert steps == {"main": {2}, "warm_up": {2}}
 
 
-def test_adrmx_uses_weight_decay_where_the_peer_ignores_it() -> None:
-    for preset, used in (("default", 0.01), ("domainbed-2024", 0.0)):
-        hparams = spaces.defaults(type(make("ADRMX").hparams), preset, weight_decay=0.01)
-        model = make("ADRMX", weight_decay=0.01, decay_weights=hparams.decay_weights)
-        assert {group["weight_decay"] for o in model.optimizers.values() for group in o.param_groups} == {used}
+def test_ermplusplus_averages_from_its_step_on_and_goes_by_either_name() -> None:
+    model = make("ERMPlusPlus", average_from=3)
+    assert model.name == "ERM++" and model.traits.averages == "swa"
+    averaging, seen = SWA(**model.averaging_options()), []
+    for t in range(5):
+        model.step(batch(t))
+        averaging.update(model.state_dict())
+        seen.append(weights(model)["head.weight"])
+    torch.testing.assert_close(averaging.averaged()["head.weight"], torch.stack(seen[2:]).mean(0))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rcalign.algorithms.base import Network, seeded
 from rcalign.algorithms.rc_align import RCAlign
+from rcalign.errors import InputError
 from rcalign.functional.alignment import alignment_loss, centroids, shrunk_centroids
 from rcalign.types import Batch, DataSpec
 from toy import batch, make, weights
@@ -56,6 +57,19 @@ def literal_alignment(z: Tensor, y: Tensor, d: Tensor, mu: dict[Pair, Tensor], t
     return sum(terms) / len(terms) if terms else z.sum() * 0
 
 
+def literal_expectation(counts: Tensor) -> Tensor:
+    """Class by class: the domains' mean log share (centred), shrunk by its squared standard error over its spread."""
+    domains, classes = counts.shape
+    logs = [
+        [math.log(counts[d, c]) - sum(math.log(n) for n in counts[d]) / classes for c in range(classes)]
+        for d in range(domains)
+    ]
+    means = [sum(row[c] for row in logs) / domains for c in range(classes)]
+    within = sum((row[c] - means[c]) ** 2 for row in logs for c in range(classes)) / (domains - 1) / classes
+    kept = max(0.0, 1 - within / domains / (sum(m * m for m in means) / (classes - 1)))
+    return torch.tensor([kept * m for m in means], dtype=torch.float64)
+
+
 # --- Algorithm 1, with its random draws made in the same order ----------------------------------------------------
 
 
@@ -69,15 +83,17 @@ class Literal:
         self.domains = domains
         self.queue: list[int] = []
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in theta]
-        self.time = 0
+        self.time = 0  # updates
+        self.steps = 0
 
     @staticmethod
     def features(theta: list[Tensor], x: Tensor) -> Tensor:
         return torch.relu(x @ theta[0].T + theta[1]) @ theta[2].T + theta[3]
 
     def cross_entropy(self, theta: list[Tensor], z: Tensor, y: Tensor, d: Tensor) -> Tensor:
-        counts = torch.tensor([COUNTS[k] for k in d.tolist()], dtype=torch.float64)
-        logits = z @ theta[4].T + theta[5] + self.h.logit_adjustment * torch.log(counts)
+        counts = torch.tensor(COUNTS[: self.domains], dtype=torch.float64)
+        goal = 0.0 if self.h.target_prior == "equal" else literal_expectation(counts)
+        logits = z @ theta[4].T + theta[5] + self.h.logit_adjustment * (torch.log(counts)[d] - goal)
         return sum(torch.log(torch.exp(row).sum()) - row[k] for row, k in zip(logits, y.tolist(), strict=True)) / len(y)
 
     def inner(self, theta: list[Tensor], parts: dict[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[Pair, Tensor]]:
@@ -88,10 +104,13 @@ class Literal:
         order = [sorted(parts)[k] for k in self.rng.permutation(len(parts))] if self.h.mixup_alpha > 0 else []
         pairs = [(order[k], order[(k + 1) % len(order)]) for k in range(len(order))]
         pairs = [] if len(order) < 2 else pairs[:1] if len(order) == 2 else pairs
+        warmth = min(1.0, (self.steps + 1) / max(1, self.h.warm_up))
+        w = self.h.alignment_weight * warmth
+        everything = [torch.cat(list(v.values())) for v in (z, y, domain)]
+        da = literal_alignment(*everything, mu, self.h.temperature, self.h.denominator)
+        plain = self.cross_entropy(theta, *everything) + w * da
         if not pairs:
-            everything = [torch.cat(list(v.values())) for v in (z, y, domain)]
-            da = literal_alignment(*everything, mu, self.h.temperature, self.h.denominator)
-            return self.cross_entropy(theta, *everything) + self.h.alignment_weight * da, mu
+            return plain, mu
         total = torch.zeros((), dtype=torch.float64)
         for a, b in pairs:
             lam = self.rng.beta(self.h.mixup_alpha, self.h.mixup_alpha)
@@ -100,8 +119,8 @@ class Literal:
             for k, weight in ((a, lam), (b, 1 - lam)):
                 ce = self.cross_entropy(theta, mixed, y[k][:rows], domain[k][:rows])
                 da = literal_alignment(mixed, y[k][:rows], domain[k][:rows], mu, self.h.temperature, self.h.denominator)
-                total = total + weight * (ce + self.h.alignment_weight * da)
-        return total / len(pairs), mu
+                total = total + weight * (ce + w * da)
+        return (1 - warmth) * plain + warmth * total / len(pairs), mu
 
     def step(self, data: Batch) -> None:
         parts = {k: (part.x, part.y) for k, part in enumerate(data.per_domain())}
@@ -115,6 +134,8 @@ class Literal:
             loss, mu = self.inner(self.theta, support)
             g = torch.autograd.grad(loss, self.theta, create_graph=exact)
             ahead = [p - self.h.inner_rate * q for p, q in zip(self.theta, g, strict=True)]
+            if self.h.meta_step == "optimizer":
+                ahead = [p for p, _, _ in self.adam_step(list(g))]
             if not exact:
                 ahead = [p.detach().requires_grad_() for p in ahead]
             z = self.features(ahead, x)
@@ -124,19 +145,33 @@ class Literal:
                 da = literal_alignment(z, y, domain, mu, self.h.temperature, self.h.denominator)
                 outer = outer + self.h.outer_alignment * da
             g_outer = torch.autograd.grad(outer, self.theta if exact else ahead)
+            weight = self.h.outer_weight
+            if self.h.episode_weights == "balanced":
+                weight *= len(y) / sum(len(labels) for _, labels in support.values())
             if self.h.meta_gradient == "mldg":
-                self.adam([a + self.h.outer_weight * b for a, b in zip(g, g_outer, strict=True)])
+                self.adam([a + weight * b for a, b in zip(g, g_outer, strict=True)])
             else:
                 self.adam(list(g_outer))
+        self.steps += 1
+
+    @torch.no_grad()
+    def adam_step(self, gradients: list[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Each parameter and its two moments after a step of Adam from where they are, which changes none of them."""
+        t, found = self.time + 1, []
+        for p, gradient, (m, v) in zip(self.theta, gradients, self.moments, strict=True):
+            g = gradient + self.h.weight_decay * p
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            m_hat, v_hat = m / (1 - 0.9**t), v / (1 - 0.999**t)
+            found.append((p - self.h.learning_rate * m_hat / (torch.sqrt(v_hat) + 1e-8), m, v))
+        return found
 
     @torch.no_grad()
     def adam(self, gradients: list[Tensor]) -> None:
+        after = self.adam_step(gradients)
         self.time += 1
-        for p, g, (m, v) in zip(self.theta, gradients, self.moments, strict=True):
-            m.mul_(0.9).add_(0.1 * g)
-            v.mul_(0.999).add_(0.001 * g * g)
-            m_hat, v_hat = m / (1 - 0.9**self.time), v / (1 - 0.999**self.time)
-            p -= self.h.learning_rate * m_hat / (torch.sqrt(v_hat) + 1e-8)
+        self.moments = [(m, v) for _, m, v in after]
+        for p, (moved, _, _) in zip(self.theta, after, strict=True):
+            p.copy_(moved)
 
 
 def double_batch(step: int, sizes: tuple[int, ...], classes: list[list[int]]) -> Batch:
@@ -172,6 +207,13 @@ READINGS = [
     {"logit_adjustment": 0.5},
     {"logit_adjustment": 1.0, "mixup_alpha": 0.0},
     {"alignment_weight": 0.0, "mixup_alpha": 0.0},
+    {"meta_step": "optimizer"},
+    {"meta_step": "optimizer", "weight_decay": 0.1, "episode_weights": "balanced", "mixup_alpha": 0.0},
+    {"meta_step": "optimizer", "meta_gradient": "outer", "episodes": "all"},
+    {"episode_weights": "balanced", "outer_weight": 3.0},
+    {"warm_up": 3},
+    {"warm_up": 3, "mixup_alpha": 0.0, "episodes": "all"},
+    {"logit_adjustment": 1.0, "target_prior": "expected"},
 ]
 
 
@@ -200,6 +242,67 @@ def test_a_wrong_reading_is_noticed() -> None:
         literal.step(data)
     gaps = [(a - b).detach().abs().max() for a, b in zip(ours.parameters(), literal.theta, strict=True)]
     assert max(gaps) > 1e-6
+
+
+def test_a_step_of_the_optimizer_ahead_changes_nothing_but_the_buffer() -> None:
+    """The look-ahead is the optimizer's own next step, up to rounding; its state and the weights stay."""
+    from rcalign.algorithms.lookahead import LookAhead
+
+    net = nn.Sequential(nn.Conv2d(3, 40, 3), nn.Flatten(), nn.Linear(40 * 4, 700)).to(memory_format=torch.channels_last)
+    net[2].bias.requires_grad_(False)
+    optimizer = torch.optim.Adam(
+        [p for p in net.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1, fused=True
+    )
+    ahead = LookAhead(net)
+    for t in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(5, 3, 4, 4)).square().mean().backward()
+        before = [p.detach().clone() for p in net.parameters()]
+        moments = [{k: v.clone() for k, v in state.items()} for state in optimizer.state.values()]
+        ahead.move_by(optimizer)
+        assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)), t
+        for state, old in zip(optimizer.state.values(), moments, strict=True):
+            assert all(torch.equal(state[k], old[k]) for k in old), t
+        optimizer.step()
+        named = dict(net.named_parameters())
+        assert "2.bias" not in ahead.parameters
+        for name, value in ahead.parameters.items():
+            torch.testing.assert_close(value.detach(), named[name].detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_a_look_ahead_by_an_unknown_optimizer_is_refused() -> None:
+    from rcalign.algorithms.lookahead import LookAhead
+
+    net = nn.Linear(2, 1)
+    net(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(NotImplementedError, match="RMSprop"):
+        LookAhead(net).move_by(torch.optim.RMSprop(net.parameters()))
+
+
+def test_second_order_through_the_optimizer_is_refused() -> None:
+    with pytest.raises(InputError, match="meta_step=sgd"):
+        make("RC-Align", meta_gradient="exact", meta_step="optimizer")
+
+
+def test_balanced_episodes_weigh_every_row_the_same() -> None:
+    """Without look-ahead, mixup and alignment, the balanced update is plain training on all rows: that of ERM."""
+    plain = make("ERM")
+    episodes = make("RC-Align", episode_weights="balanced", inner_rate=0.0, mixup_alpha=0.0, alignment_weight=0.0)
+    data = batch(0)
+    plain.step(data), episodes.step(data)
+    for (name, p), q in zip(plain.named_parameters(), episodes.parameters(), strict=True):
+        torch.testing.assert_close(p.grad / p.grad.norm(), q.grad / q.grad.norm(), atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_bank_momentum_has_the_precision_of_the_network() -> None:
+    ours, _ = both(3, centroids="ema", centroid_momentum=0.9, meta=False)
+    data = double_batch(0, (5, 5, 5), [[0, 1, 2]] * 3)
+    ours.bank_seen.fill_(True)
+    ours.bank.fill_(1.0)
+    zero = torch.zeros(len(data), 4, dtype=torch.float64)
+    ours._centroids(zero, data)
+    found = ours.bank[0, int(data.y[0]), 0]
+    assert float(found) == 0.9
 
 
 def test_exact_gradient_agrees_with_finite_differences() -> None:

@@ -249,7 +249,7 @@ def test_wrong_parameters_are_named_with_the_nearest(rows: Rows) -> None:
     for wrong, message in (
         ({"learnin_rate": 1.0}, "did you mean 'learning_rate'"),
         ({"algorithm": "rcalgn"}, "did you mean 'RC-Align'"),
-        ({"steps": 0}, "steps is 0"),
+        ({"steps": 0}, "`steps` is 0"),
         ({"validation_fraction": 1.5}, "validation_fraction is 1.5"),
         ({"device": "cudo"}, "did you mean 'cuda'"),
         ({"precision": "fp16"}, "unknown precision 'fp16'"),

@@ -177,7 +177,7 @@ def test_the_card_says_what_the_run_recorded(image_run: Path, tmp_path: Path) ->
     done = api.export(image_run, "safetensors", out=tmp_path / "m.safetensors")
     card = Path(done["card"]).read_text()
     result = json.loads((image_run / "result.json").read_text())
-    assert Path(done["card"]).name == "m-card.md"
+    assert Path(done["card"]).name == "m.safetensors-card.md"
     for heading in ("## Use", "## Data", "## Results", "## Calibration", "## Limits", "## How it was trained"):
         assert heading in card
     assert f"| camera a | {100 * result['accuracy']['camera a']:.1f} |" in card
@@ -211,4 +211,4 @@ def test_the_command(
         cli.main()
     out = capsys.readouterr().out
     assert end.value.code == 0 and "a b.onnx (within" in out and "float32 (n, 5)" in out
-    assert (tmp_path / "a b.onnx").is_file() and (tmp_path / "a b-card.md").is_file()
+    assert (tmp_path / "a b.onnx").is_file() and (tmp_path / "a b.onnx-card.md").is_file()

@@ -91,7 +91,7 @@ def test_the_command(
     code, _, error = run(str(tmp_path / "runs" / "0-a-seed0"), "--steps", "3")
     assert code == 2 and "--steps is for training" in error
     code, text, _ = run(str(tmp_path / "runs" / "0-a-seed0"))
-    assert code == 0 and "average" in text
+    assert code == 0 and "macro F1" in text
     code, _, error = run(str(rows), "other.npz", "--leave-one-out")
     assert code == 2 and "one argument too many" in error
 

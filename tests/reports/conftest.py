@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from rcalign import api
 from rcalign.sweeps.folder import SweepFolder
-from rcalign.sweeps.plan import DataLook, expand, train_arguments
+from rcalign.sweeps.plan import DataLook, expand
 from rcalign.sweeps.plan_file import parse
+from rcalign.training import job
+from rcalign.training.options import options_from
 
 CLASSES = ["<script>alert(1)</script>", "bee & wasp", "cat"]
 DOMAINS = ["a_<b>", 'it\'s "c"', "d|e"]
@@ -40,7 +41,7 @@ def train_sweep(folder: Path, **plan: object) -> Path:
     folder.mkdir()
     layout.begin(sweep.name, sweep.seed_rule, entries)
     for entry in entries:
-        api.train(data, **train_arguments(entry), out=layout.run(entry["id"]).path)
+        job.train(data, options_from(entry), out=layout.run(entry["id"]).path)
     return folder
 
 

@@ -69,7 +69,7 @@ def made_up(values: dict[str, dict[str, list[float]]], protocol: str = "lodo") -
         for domain, trials in by_domain.items():
             for trial, value in enumerate(trials):
                 accuracy = {name: {"val": 0.5, "test": value} for name in domains}
-                record = Record(step=1, loss=0, accuracy=accuracy, nll={}, validation=0.5)
+                record = Record(step=1, loss=0, metrics={"accuracy": accuracy}, validation=0.5)
                 runs.append(
                     Run(
                         name=f"{algorithm}-{domain}-{trial}",

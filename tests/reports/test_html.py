@@ -70,10 +70,13 @@ def show(browser: Any) -> Iterator[Callable[[Path], Any]]:
     assert browser.get_log("browser") == []
     if not pages:  # the test was skipped before it came to a page
         return
+    ours = {page.as_uri() for page in pages}
     asked: list[str] = []
-    for _ in range(50):  # the browser hands its log over in its own time
+    for _ in range(600):  # the browser hands its log over in its own time
         events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-        asked += [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        # the browser's own start page, which may still be loading, asks for resources too
+        asked += [request["request"]["url"] for request in sent if request["documentURL"].partition("#")[0] in ours]
         if asked:
             break
         time.sleep(0.1)
@@ -285,8 +288,8 @@ def test_a_large_sweep_stays_below_the_limit() -> None:
             for trial in range(3):
                 for draw in range(20):
                     rows = tuple(
-                        Record(step=300 * s, loss=rng.random(), nll={}, validation=rng.random(),
-                               accuracy={held_out: {"val": 0.5, "test": rng.random()}})
+                        Record(step=300 * s, loss=rng.random(), validation=rng.random(),
+                               metrics={"accuracy": {held_out: {"val": 0.5, "test": rng.random()}}})
                         for s in range(17)
                     )  # fmt: skip
                     hparams = {f"hyperparameter{k}": float(rng.random()) for k in range(12)}

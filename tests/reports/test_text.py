@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 from rcalign import api
 from rcalign.cli import app
 from rcalign.errors import InputError
+from rcalign.evaluation.metric_table import METRICS
 from rcalign.sweeps.folder import SweepFolder
 from reports.conftest import DOMAINS
 
 
 def figures(text: str) -> list[str]:
-    return re.findall(r"\d+\.\d(?= ± | \$\\pm\$ )", re.sub(r"[*}]|\\textbf\{", "", text))
+    return re.findall(r"\d+\.\d+(?= ± | \$\\pm\$ )", re.sub(r"[*}]|\\textbf\{", "", text))
 
 
 def test_all_formats_show_the_same_figures(finished_sweep: Path) -> None:
@@ -30,7 +31,9 @@ def test_all_formats_show_the_same_figures(finished_sweep: Path) -> None:
     assert figures(api.report(finished_sweep, format="markdown")) == terminal
     assert figures(api.report(finished_sweep, format="latex")) == terminal
     rows = list(csv.DictReader(io.StringIO(api.report(finished_sweep, format="csv"))))
-    assert [f"{float(row['mean']):.1f}" for row in rows if row["standard_error"]] == terminal
+    digits = {metric.name: 1 if metric.per_cent else 3 for metric in METRICS.values()}
+    shown = [f"{float(row['mean']):.{digits.get(row['column'], 1)}f}" for row in rows if row["standard_error"]]
+    assert shown == terminal
     assert {row["trials"] for row in rows if row["mean"]} == {"2"}
 
 
@@ -53,7 +56,7 @@ def test_markdown_tables_are_rectangular_whatever_the_names(finished_sweep: Path
     text = api.report(finished_sweep, format="markdown")
     assert "d\\|e" in text and "a\\_&lt;b>" in text
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    assert len(blocks) == 2
+    assert len(blocks) == 3  # accuracy, further metrics, comparison
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
 

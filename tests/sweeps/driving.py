@@ -1,6 +1,7 @@
 """What the tests of sweeps give to Ray: training that goes wrong on request, and a driver in a process of its own.
 
-A file ``wrong.json`` beside the sweep's folder says which run goes wrong and how; ``log.jsonl`` there tells what was
+The plans import this module; in a worker of Ray it then puts its own ``train`` before the real one. A file
+``wrong.json`` beside the sweep's folder says which run goes wrong and how; ``log.jsonl`` there tells what was
 trained, by which process, from which step on.
 """
 
@@ -15,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from rcalign import api
 from rcalign.data.source import Dataset
 from rcalign.files import load_state
 from rcalign.sweeps.folder import SweepFolder
 from rcalign.sweeps.plan import DataLook, PlannedRun, Sweep, expand
 from rcalign.sweeps.plan_file import parse
 from rcalign.sweeps.run_on_ray import Resources, execute
+from rcalign.training import job
+from rcalign.training.options import TrainOptions
 
 DOMAINS = ("0", "1", "2")
+_train = job.train
 
 
 def make_rows(file: Path) -> Path:
@@ -35,12 +38,11 @@ def make_rows(file: Path) -> Path:
     return file
 
 
-def train(data: Dataset, **options: Any) -> dict[str, Any]:
-    """``api.train`` that leaves a line in the log, and goes wrong where it is told to."""
-    out = Path(options["out"])
+def train(data: Dataset, options: TrainOptions, *, out: Path, resume: bool) -> dict[str, Any]:
+    """``job.train`` that leaves a line in the log, and goes wrong where it is told to."""
     beside = out.parents[2]
     state = out / "state.safetensors"
-    start = load_state(state)["at"]["step"] if options["resume"] and state.exists() else 0
+    start = load_state(state)["at"]["step"] if resume and state.exists() else 0
     line = {"id": out.name, "step": start, "pid": os.getpid(), "data": id(data)}
     with (beside / "log.jsonl").open("a") as log:
         log.write(json.dumps(line) + "\n")
@@ -52,7 +54,7 @@ def train(data: Dataset, **options: Any) -> dict[str, Any]:
         time.sleep(3600)
     if how == "die":
         os.kill(os.getpid(), 9)
-    return api.train(data, **options)
+    return _train(data, options, out=out, resume=resume)
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
@@ -63,7 +65,14 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 def planned(values: dict[str, Any], base: Path) -> tuple[Sweep, tuple[PlannedRun, ...]]:
     """A sweep on the data ``rows.npz`` in ``base``."""
-    plan = {"data": "rows.npz", "steps": 20, "evaluate_every": 10, "test_domains": ["0"], **values}
+    plan = {
+        "data": "rows.npz",
+        "steps": 20,
+        "evaluate_every": 10,
+        "test_domains": ["0"],
+        "imports": ["driving"],
+        **values,
+    }
     sweep = parse(plan, base=base)
     return sweep, expand(sweep, lambda data: DataLook(DOMAINS, arrays=True))
 
@@ -71,10 +80,11 @@ def planned(values: dict[str, Any], base: Path) -> tuple[Sweep, tuple[PlannedRun
 def drive(values: dict[str, Any], folder: Path, *, retry_failed: bool = False, **resources: Any) -> str | None:
     """Plans and executes."""
     sweep, runs = planned(values, folder.parent)
-    return execute(sweep, runs, SweepFolder(folder), train, Resources(**resources), retry_failed=retry_failed)
+    return execute(sweep, runs, SweepFolder(folder), Resources(**resources), retry_failed=retry_failed)
 
+
+if Path(sys.argv[0]).name == "default_worker.py":  # Ray's
+    job.train = train  # type: ignore[assignment]
 
 if __name__ == "__main__":
-    from driving import drive as drive_here  # so that workers find ``train`` in a module that has a name
-
-    print(drive_here(json.loads(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[3])))
+    print(drive(json.loads(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[3])))

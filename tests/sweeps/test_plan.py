@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import subprocess
@@ -12,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from rcalign import api, registry, spaces
+from rcalign import registry, spaces
 from rcalign.data import sources
 from rcalign.data.benchmarks import facts
 from rcalign.errors import InputError
 from rcalign.spaces import Choice, LogUniform, Uniform
 from rcalign.sweeps.plan import (
-    OPTIONS,
     DataLook,
     EarlyStopping,
     PlannedRun,
@@ -26,9 +24,9 @@ from rcalign.sweeps.plan import (
     expand,
     hopeless,
     repeats,
-    train_arguments,
 )
 from rcalign.sweeps.plan_file import parse, read, recipes
+from rcalign.training.options import options_from
 
 DOMAINS = ["art", "cartoon", "photo", "sketch"]
 PACS = {"data": "pacs", "algorithms": ["ERM"], "preset": "domainbed", "domains": {"pacs": DOMAINS}}
@@ -201,17 +199,9 @@ def test_an_entry_of_plan_json_carries_all_that_train_needs() -> None:
     entry = json.loads(json.dumps(sweep.entry(expand(sweep)[1])))
     keys = ("data", "label", "draw", "trial", "phase", "companion")
     assert {key: entry[key] for key in keys} == dict(zip(keys, ("pacs", "v", 1, 0, "search", False), strict=True))
-    arguments = train_arguments(entry)
-    assert arguments["average"] == "ema"
-    assert arguments["steps"] == 3
-    assert arguments["preset"] == "domainbed"
-    assert arguments["protocol"] == "lodo"
-    assert arguments.keys() & {"label", "draw", "id"} == set()
-
-
-def test_a_plan_can_say_everything_that_train_can() -> None:
-    others = {"data", "algorithm", "test_domains", "seed", "hparams", "device", "out", "resume", "progress"}
-    assert inspect.signature(api.train).parameters.keys() == OPTIONS.keys() | others
+    options = options_from(entry)
+    assert (options.algorithm, options.average, options.steps) == ("ERM", "ema", 3)
+    assert (options.preset, options.protocol) == ("domainbed", "lodo")
 
 
 # --- the work of planning --------------------------------------------------------------------------------------------

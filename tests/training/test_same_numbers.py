@@ -90,7 +90,7 @@ def train(case: str, folder: Path) -> dict[str, Any]:
                     "loss": record.loss,
                     "validation": record.validation,
                     "accuracy": record.accuracy,
-                    "nll": record.nll,
+                    "nll": record.metrics["nll"],
                 }
                 for record in run.records()
             ],

@@ -10,7 +10,7 @@ import pytest
 
 from rcalign import api
 from rcalign.errors import InputError
-from rcalign.training.tracking import read_tracking
+from rcalign.training.tracking import read_tracking, stratified_sample
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def test_tracking_leaves_the_run_as_it_is(rows: Path, tmp_path: Path, algorithm:
 def test_the_last_gap_is_the_errors_difference(rows: Path, tmp_path: Path) -> None:
     train(rows, tmp_path / "run", "ERM", track_bound=20)
     record = json.loads((tmp_path / "run" / "records.jsonl").read_text().splitlines()[-1])
-    errors = [1 - record["accuracy"][name]["val"] for name in ("0", "1", "2")]
-    target = 1 - record["accuracy"]["3"]["test"]
+    errors = [1 - record["metrics"]["accuracy"][name]["val"] for name in ("0", "1", "2")]
+    target = 1 - record["metrics"]["accuracy"]["3"]["test"]
     assert read_tracking(tmp_path / "run" / "tracking.jsonl")[-1]["gap"] == pytest.approx(target - np.mean(errors))
 
 
@@ -71,3 +71,41 @@ def test_a_diagnosis_takes_other_data_and_unlabelled_targets(rows: Path, tmp_pat
 def test_a_head_that_reads_more_than_features_is_diagnosed_by_its_logits(rows: Path, tmp_path: Path) -> None:
     train(rows, tmp_path / "run", "MTL")
     assert all(one.risk <= one.bound for one in api.diagnose(tmp_path / "run").held_out)
+
+
+@pytest.mark.parametrize("classes", [2, 7, 30])
+@pytest.mark.parametrize("size", [24, 200])
+def test_a_sample_has_every_class_in_its_share(classes: int, size: int) -> None:
+    """However the rows are sorted: a folder lists one class after the other."""
+    rng = np.random.default_rng(classes)
+    y = np.sort(rng.choice(classes, 1000, p=rng.dirichlet(np.ones(classes))))
+    rows = 7 + 3 * np.arange(1000)
+    found = stratified_sample(rows, y, size)
+    assert len(np.unique(found)) == size and set(found) <= set(rows)
+    assert np.array_equal(found, stratified_sample(rows, y, size))
+    shares = np.bincount(y, minlength=classes) * size / 1000
+    sampled = np.bincount(y[(found - 7) // 3], minlength=classes)
+    assert (np.abs(sampled - shares) < 1).all()
+    order = rng.permutation(1000)
+    again = np.bincount(y[(stratified_sample(rows[order], y[order], size) - 7) // 3], minlength=classes)
+    np.testing.assert_array_equal(again, sampled)
+
+
+def test_class_sorted_data_are_measured_on_all_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gap of a sample is near that of all rows, and the support holds more than one class."""
+    rng = np.random.default_rng(0)
+    y, domain = np.repeat(np.tile(np.arange(3), 4), 200), np.repeat(np.arange(4), 600)
+    x = rng.normal(size=(2400, 4)) + 2.0 * np.eye(4)[y]
+    x[(domain == 3) & (y == 2)] -= 2.0 * np.eye(4)[2]  # the last class looks different in the unseen domain
+    np.savez(tmp_path / "sorted.npz", x=x, y=y, domain=domain)
+    gaps = {}
+    for name, most in (("all", 5000), ("sample", 200)):
+        monkeypatch.setattr("rcalign.training.tracking.MOST_ROWS", most)
+        api.train(tmp_path / "sorted.npz", "ERM", ["3"], steps=60, out=tmp_path / name, track_bound=20)
+        found = read_tracking(tmp_path / name / "tracking.jsonl")
+        assert all(row["alignment_after"] > 0.1 for row in found)  # zero where the support has one class
+        gaps[name] = np.array([row["gap"] for row in found])
+    assert np.abs(gaps["all"] - gaps["sample"]).max() < 0.05
+    record = json.loads((tmp_path / "all" / "records.jsonl").read_text().splitlines()[-1])
+    errors = [1 - record["accuracy"][name]["val"] for name in ("0", "1", "2")]
+    assert gaps["all"][-1] == pytest.approx(1 - record["accuracy"]["3"]["test"] - np.mean(errors))

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
+from rcalign.distributed import own_rows
 from rcalign.errors import InputError
 from rcalign.registry import Traits, register
 from rcalign.spaces import At, Choice, Field, LogUniform
@@ -90,6 +91,10 @@ class ARM(Algorithm):
         named = self.named_parameters()
         return {"main": self.adam(p for name, p in named if trained or not name.startswith("context."))}
 
+    @property
+    def row_networks(self) -> list[nn.Module]:
+        return [self.featurizer, self.context]
+
     def make_context(self) -> nn.Module:
         """q: (n, c, ...) -> (n, 1, ...), or rows (n, c) -> (n, c)."""
         channels, *space = self.spec.input_shape
@@ -140,7 +145,8 @@ class ARM(Algorithm):
         contexts, sizes = self._groups
         if isinstance(layer, nn.Linear):
             contexts = contexts.flatten(1)
-        return output + self.context_input(contexts).repeat_interleave(torch.tensor(sizes, device=output.device), dim=0)
+        rows = self.context_input(contexts).repeat_interleave(torch.tensor(sizes, device=output.device), dim=0)
+        return output + own_rows(rows)
 
     def _first_layer(self) -> nn.Module:
         """The layer of the featurizer that reads the input."""

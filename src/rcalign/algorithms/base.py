@@ -154,6 +154,11 @@ class Algorithm(nn.Module):
     def start_from(self, stage_one: Mapping[str, Tensor]) -> None:
         """Takes over the weights (a ``state_dict``) of the run that ``traits.stage_one`` names."""
 
+    @property
+    def row_networks(self) -> list[nn.Module]:
+        """The networks whose work is divided among workers: each maps rows (n, ...) to rows (n, ...)."""
+        return [self.featurizer]
+
     def averaging_options(self) -> dict[str, Any]:
         """Options of the weight averaging that ``traits.averages`` names, from the hyperparameters."""
         return {}

@@ -117,7 +117,7 @@ class BoDAr(Algorithm):
         current, found = pair_means(features, y, domain, self.spec.num_domains, self.spec.num_classes)
         known = self.present & found
         # a pair seen for the first time is copied, one without rows keeps what it has
-        momentum = torch.where(known, self.hparams.momentum, torch.where(found, 0.0, 1.0)).to(current)[..., None]
+        momentum = torch.where(known, current.new_tensor(self.hparams.momentum), (~found).to(current))[..., None]
         shift = torch.where(known[..., None], current - self.centroids, 0.0)
         self.refresh_spread(features - current[domain, y], y, domain, momentum, shift)
         self.centroids.copy_(blend(current, self.centroids, momentum))

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.algorithms.stages import changed_maps, stages_of
+from rcalign.distributed import all_rows, own_rows
 from rcalign.errors import InputError
 from rcalign.functional.maps import mixed_statistics, partners_from_other_domains
 from rcalign.registry import Traits, register
@@ -63,13 +64,18 @@ class MixStyle(Algorithm):
         def mixed(maps: Tensor) -> Tensor:
             if self.rng.random() >= self.hparams.probability:
                 return maps
-            rows = len(maps)
+            rows = len(batch)  # of which these maps may be one worker's
             if self.hparams.partners == "random":
                 partners = self.rng.permutation(rows)
             else:
                 partners = partners_from_other_domains(batch.domain.cpu().numpy(), self.rng)
             weight = self.rng.beta(self.hparams.alpha, self.hparams.alpha, size=rows)
-            return mixed_statistics(maps, torch.from_numpy(partners).to(maps.device), torch.from_numpy(weight).to(maps))
+            return mixed_statistics(
+                maps,
+                own_rows(torch.from_numpy(partners).to(maps.device)),
+                own_rows(torch.from_numpy(weight).to(maps)),
+                all_rows,
+            )
 
         with changed_maps(self._stages, mixed):
             _, logits = self(batch.x)

@@ -5,18 +5,24 @@ One episode holds out a query domain q; the others are the support S. With featu
     plain   L_inner = CE(S) + w * DA(S)
     mixed   L_inner = mean over ring pairs (a, b) of S, lam ~ Beta(m, m), z = lam z_a + (1 - lam) z_b:
                       lam [CE(z, y_a) + w DA(z, y_a, a)] + (1 - lam) [CE(z, y_b) + w DA(z, y_b, b)]
-    theta'  = theta - inner_rate * grad L_inner(theta)
+    theta'  = theta - inner_rate * grad L_inner(theta)        (meta_step = sgd, the paper)
+            = the optimizer's step on grad L_inner(theta)     (meta_step = optimizer)
     L_outer = CE(q; theta') + outer_alignment * DA(q; theta')
 
 and the optimizer receives, by ``meta_gradient``,
 
     outer   grad L_outer at theta'                            (Algorithm 1 to the letter, first order)
-    mldg    grad L_inner(theta) + outer_weight * grad L_outer at theta'   (first order; the default)
-    exact   grad of L_outer(theta'(theta)), through the inner step        (second order)
+    mldg    grad L_inner(theta) + outer_weight * b * grad L_outer at theta'   (first order; the default)
+    exact   grad of L_outer(theta'(theta)), through the inner step            (second order)
+
+with b = 1 (episode_weights = equal) or the query's rows over the support's (balanced: each row counts once).
 
 DA is ``functional.alignment.alignment_loss``. ``meta = false`` trains on L_inner with every source domain as support.
+Over the first ``warm_up`` steps w and the share of the mixed in the plain loss grow from 1 / warm_up to all (ours).
 With ``logit_adjustment`` t > 0 (ours, not the paper's) every CE is that of the logits + t log n_d, n_d being the class
-counts of the row's domain: what is learned then holds for classes of equal size, and no domain's prior is in it.
+counts of the row's domain: what is learned then holds for classes of equal size, and no domain's prior is in it. With
+``target_prior = expected`` n_d is first divided by the class shares to expect of an unseen domain
+(``functional.imbalance.expected_log_shares``), for which it then holds: those on which the source domains agree.
 
 Paper: RC-Align (ICML 2026), Algorithms 1 and 2. What it leaves open and what was chosen here: docs/fidelity.md.
 """
@@ -34,6 +40,7 @@ from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
+from rcalign.errors import InputError
 from rcalign.functional.alignment import (
     alignment_loss,
     alignment_terms,
@@ -43,7 +50,7 @@ from rcalign.functional.alignment import (
     shrunk_centroids,
 )
 from rcalign.functional.classification import domain_means
-from rcalign.functional.imbalance import log_prior
+from rcalign.functional.imbalance import expected_log_shares, log_prior
 from rcalign.functional.mixing import mix, ring_pairs
 from rcalign.registry import Traits, register
 from rcalign.spaces import Choice, Field, LogUniform, Uniform
@@ -67,7 +74,17 @@ class RCAlign(Algorithm):
         episodes: Annotated[str, Field("one query domain per step, or all of them in turn", choices=("one", "all"))] = (
             "one"
         )
-        inner_rate: Annotated[float, Field("step size of the look-ahead", LogUniform(1e-5, 1e-3), minimum=0)] = 1e-3
+        meta_step: Annotated[
+            str,
+            Field("what makes the look-ahead: a plain gradient step or the optimizer's", choices=("sgd", "optimizer")),
+        ] = "sgd"
+        inner_rate: Annotated[
+            float, Field("step size of the look-ahead under 'sgd'", LogUniform(1e-5, 1e-3), minimum=0)
+        ] = 1e-3
+        episode_weights: Annotated[
+            str,
+            Field("support and query weigh the same under 'mldg', or each by its rows", choices=("equal", "balanced")),
+        ] = "equal"
         outer_weight: Annotated[
             float, Field("weight of the look-ahead gradient under 'mldg'", LogUniform(0.1, 10), minimum=0)
         ] = 1.0
@@ -95,8 +112,21 @@ class RCAlign(Algorithm):
             float,
             Field("how much of its domain's log class prior is added to a row's logits (the paper: 0)", minimum=0),
         ] = 0.0
+        target_prior: Annotated[
+            str,
+            Field(
+                "class shares that logit adjustment trains for: equal, or those to expect of an unseen domain",
+                choices=("equal", "expected"),
+            ),
+        ] = "equal"
+        warm_up: Annotated[int, Field("steps over which alignment and mixup grow to full weight", minimum=0)] = 0
 
     def build(self) -> None:
+        if self.hparams.meta_gradient == "exact" and self.hparams.meta_step == "optimizer":
+            raise InputError(
+                "meta_gradient 'exact' goes through a plain gradient step, but meta_step is 'optimizer': set "
+                "meta_step=sgd, or meta_gradient=mldg."
+            )
         self._look_ahead = LookAhead(self)
         self._queries: list[int] = []  # domains still to have their turn as query, in order
         if self.hparams.centroids != "batch":
@@ -105,7 +135,9 @@ class RCAlign(Algorithm):
             self.register_buffer("bank_seen", torch.zeros(shape, dtype=torch.bool))
             self.register_buffer("pair_counts", self.spec.count_matrix)
         if self.hparams.logit_adjustment > 0:
-            self.register_buffer("log_prior", log_prior(self.spec.count_matrix))
+            counts = self.spec.count_matrix
+            expected = expected_log_shares(counts) if self.hparams.target_prior == "expected" else 0.0
+            self.register_buffer("log_prior", log_prior(counts) - expected)
 
     def step(self, batch: Batch) -> Logs:
         batch = self.checked(batch)
@@ -145,9 +177,14 @@ class RCAlign(Algorithm):
             outer.backward()
         else:
             inner.backward()
-            self._look_ahead.move(h.inner_rate, accumulate=h.meta_gradient == "mldg")
+            adds = h.meta_gradient == "mldg"
+            if h.meta_step == "optimizer":
+                self._look_ahead.move_by(self.optimizer, accumulate=adds)
+            else:
+                self._look_ahead.move(h.inner_rate, accumulate=adds)
             outer = self._outer(self._look_ahead(held_out.x), held_out, mu, present)
-            (outer * h.outer_weight if h.meta_gradient == "mldg" else outer).backward()
+            share = len(held_out) / len(support) if h.episode_weights == "balanced" else 1.0
+            (outer * (h.outer_weight * share) if adds else outer).backward()
             if h.meta_gradient == "outer":
                 self._look_ahead.take_gradients()
         self.optimizer.step()
@@ -159,12 +196,15 @@ class RCAlign(Algorithm):
         """L_inner on the domains of this batch that have rows."""
         domains = [k for k, size in enumerate(batch.sizes) if size]
         pairs = ring_pairs(domains, self.rng) if self.hparams.mixup_alpha > 0 else []
-        if not pairs:
+        warmth = min(1.0, (self.steps_done + 1) / self.hparams.warm_up) if self.hparams.warm_up else 1.0
+        if not pairs or warmth < 1:
             ce = self._cross_entropy(logits, batch.y, batch.domain).mean()
             da = self._alignment(features, batch.y, batch.domain, mu, present)
-        else:
-            ce, da = self._mixed(features, batch, pairs, mu, present)
-        return ce + self.hparams.alignment_weight * da, {"cross_entropy": ce.detach(), "alignment": da.detach()}
+        if pairs:
+            mixed = self._mixed(features, batch, pairs, mu, present)
+            ce, da = mixed if warmth == 1 else (a + warmth * (b - a) for a, b in zip((ce, da), mixed, strict=True))
+        loss = ce + self.hparams.alignment_weight * warmth * da
+        return loss, {"cross_entropy": ce.detach(), "alignment": da.detach()}
 
     def _mixed(
         self, features: Tensor, batch: Batch, pairs: Sequence[tuple[int, int]], mu: Tensor, present: Tensor
@@ -234,7 +274,7 @@ class RCAlign(Algorithm):
         sums, counts = pair_sums(F.normalize(features, dim=1), batch.y, batch.domain, *shape)
         found = counts > 0
         means = sums / counts.clamp(min=1)[..., None]
-        momentum = torch.where(self.bank_seen, self.hparams.centroid_momentum, 0.0)[..., None]  # first seen: copied
+        momentum = self.hparams.centroid_momentum * self.bank_seen.to(means)[..., None]  # first seen: copied
         self.bank.copy_(torch.where(found[..., None], momentum * self.bank + (1 - momentum) * means, self.bank))
         self.bank_seen |= found
         here = torch.tensor([size > 0 for size in batch.sizes], device=features.device)

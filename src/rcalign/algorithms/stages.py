@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rcalign.distributed import all_rows
+
 
 def stages_of(featurizer: nn.Module) -> list[nn.Module]:
     """The stages after which a feature map may be read or changed; none for networks that have no maps."""
@@ -44,11 +46,11 @@ def changed_maps(stages: Sequence[nn.Module], change: Callable[[Tensor], Tensor]
 
 @contextmanager
 def read_maps(modules: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """A list that, inside, collects the outputs of the modules in the order in which they run."""
+    """A list that, inside, collects the outputs of the modules for the whole batch, in the order in which they run."""
     found: list[Tensor] = []
 
     def keep(output: Tensor) -> Tensor:
-        found.append(output)
+        found.append(all_rows(output))
         return output
 
     with changed_maps(modules, keep):

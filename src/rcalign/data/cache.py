@@ -250,7 +250,7 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
     assert isinstance(dataset.content, Images)
     paths = dataset.content.paths
     partial = folder.with_suffix(".partial")
-    with _disk_errors(partial):
+    with disk_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
     listing = hashlib.sha256("\0".join(map(os.fspath, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     outdated = _outdated(folder, listing, size)
@@ -310,7 +310,7 @@ def _write_shard(file: Path, images: Iterable[np.ndarray | None]) -> Iterator[No
     """Writes images one after the other. The file gets its name when it is whole; never if an image is missing."""
     growing = _growing(file)
     whole = True
-    with _disk_errors(file.parent), open(growing, "wb") as out:
+    with disk_errors(file.parent), open(growing, "wb") as out:
         for image in images:
             if image is None:
                 whole = False
@@ -361,7 +361,7 @@ def _resized(x: np.ndarray, size: int) -> np.ndarray:
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all, also when two processes write at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _disk_errors(path.parent):
+    with disk_errors(path.parent):
         write_whole(path, json.dumps(value).encode())
 
 
@@ -374,7 +374,8 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Says in one sentence what the disk refused."""
     try:
         yield
     except OSError as error:

@@ -127,7 +127,7 @@ class Dataset:
 def load(
     data: str | os.PathLike[str], *, skip_bad: bool = False, allow_outside: bool = False, progress: bool = False
 ) -> Dataset:
-    """A folder ``domain/class/image``, a CSV manifest, an ``.npz`` file, or a registered name such as ``emoji``.
+    """A folder ``domain/class/image``, a CSV manifest, a table, an ``.npz`` file, or a registered name (``emoji``).
 
     A name may carry parameters: ``emoji-mlt:imbalance=20,order=3``. A name goes before a path; ``./emoji`` is the path.
     skip_bad: leave out files that are not whole images and list them in ``notes`` (each file is decoded once to find
@@ -139,7 +139,8 @@ def load(
     text = os.fspath(data)
     if isinstance(data, str) and sources.is_name(text):
         return sources.load(text, skip_bad=skip_bad, progress=progress)
-    path = Path(text)
+    file, roles = sources.table.divided(text)
+    path = Path(file)
     if not path.exists():
         if isinstance(data, str) and sources.looks_like_name(text):
             raise unknown("data set", text, sources.names(), "A path must exist: no file or folder has that name here.")
@@ -148,6 +149,8 @@ def load(
         )
     if path.is_dir():
         return sources.folder.load(path, skip_bad=skip_bad, progress=progress)
+    if roles is not None or sources.table.is_table(path):
+        return sources.table.load(path, roles, progress=progress)
     if path.suffix.lower() == ".csv":
         return sources.manifest.load(path, skip_bad=skip_bad, allow_outside=allow_outside, progress=progress)
     if path.suffix.lower() == ".npz":
@@ -163,7 +166,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     info: dict[str, Any] = {
         "name": dataset.name,
         "rows": len(dataset),
-        "kind": {Images: "images", ImageArray: "images", Arrays: "arrays"}[type(dataset.content)],
+        "kind": "arrays" if isinstance(dataset.content, Arrays) else "images",
         "classes": list(dataset.classes),
         "domains": list(dataset.domains),
         "counts": {

@@ -3,6 +3,7 @@
 from rcalign.diagnosis.html import render_html
 from rcalign.diagnosis.inputs import FeatureSet, load_features
 from rcalign.diagnosis.priors import adapt_priors, estimate_priors
+from rcalign.diagnosis.render import ENDINGS, render
 from rcalign.diagnosis.report import diagnose
 from rcalign.diagnosis.results import Diagnosis, to_dict, to_json
 from rcalign.diagnosis.terminal import render_terminal
@@ -10,6 +11,7 @@ from rcalign.diagnosis.tracking import contraction, tracking
 from rcalign.diagnosis.transport import Distance, cloud, wasserstein
 
 __all__ = [
+    "ENDINGS",
     "Diagnosis",
     "Distance",
     "FeatureSet",
@@ -19,6 +21,7 @@ __all__ = [
     "diagnose",
     "estimate_priors",
     "load_features",
+    "render",
     "render_html",
     "render_terminal",
     "to_dict",

@@ -205,6 +205,9 @@ def _scores(name: str, logits: ArrayLike | None, x: Array, weight: Array | None,
         if computed is None:
             raise InputError(f"neither {name} nor a head was given: give logits (n, C) or head_weight (C, d).")
         return computed
+    if np.ndim(logits) == 1:  # what scikit-learn's decision_function gives for two classes: the second less the first
+        second = _numbers(name, logits)
+        logits = np.column_stack([np.zeros_like(second), second])
     given = _matrix(name, logits)
     if len(given) != len(x):
         raise InputError(f"{name} has {len(given)} rows, but there are {len(x)} samples: expected one row for each.")

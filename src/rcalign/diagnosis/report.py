@@ -70,9 +70,10 @@ def diagnose(
 ) -> Diagnosis:
     """Hold out every domain against the rest, and a target against all of them.
 
-    features (n, d), labels (n,) and domains (n,) as whole numbers or names; logits (n, C) or a linear head
-    (head_weight (C, d), head_bias (C,)) that reads the features. target: the name of a domain that is not a source, or,
-    with target_features (m, d), the name to give to samples of their own, labelled or not.
+    features (n, d), labels (n,) and domains (n,) as whole numbers or names; logits (n, C), or (n,) of the second of two
+    classes less the first, or a linear head (head_weight (C, d), head_bias (C,)) that reads the features. target: the
+    name of a domain that is not a source, or, with target_features (m, d), the name to give to samples of their own,
+    labelled or not.
 
     temperature, denominator: those of the alignment loss. support: how the support mixture weighs its samples
     (``support_weights``). source_priors (C,): the class shares that the model was trained on, for prior estimation

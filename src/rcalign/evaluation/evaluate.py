@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rcalign.data.splits import Splits
 from rcalign.evaluation import metrics
+from rcalign.evaluation.metric_table import METRICS
 
 BATCH = 64  # fixed, so that test-batch adaptation (a declared trait) means the same thing in every run
 
@@ -52,12 +53,31 @@ def evaluate_parts(
     return parts
 
 
-def by_domain(parts: Sequence[Part], value: Callable[[Part], float]) -> dict[str, dict[str, float]]:
-    """domain -> part -> value."""
-    table: dict[str, dict[str, float]] = {}
-    for part in parts:
-        if len(part.y):
-            table.setdefault(part.domain, {})[part.part] = value(part)
+def measure(parts: Sequence[Part], temperature: float | None = None) -> dict[str, dict[str, dict[str, float]]]:
+    """Metric -> domain -> part -> value, of every metric in the table that these outputs can give.
+
+    temperature: what logits are divided by to give the probabilities that users get; without it, metrics that need
+    probabilities are left out. A metric that is not defined for the rows of a part has no value there.
+
+    >>> part = Part("a", "test", np.log([[0.8, 0.2], [0.4, 0.6]]), np.array([0, 0]))
+    >>> found = measure([part], temperature=1.0)
+    >>> found["accuracy"], round(found["brier"]["a"]["test"], 2), found["auroc"]
+    ({'a': {'test': 0.5}}, 0.4, {})
+    >>> "brier" in measure([part])
+    False
+    """
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for metric in METRICS.values():
+        if metric.needs == "probabilities" and temperature is None:
+            continue
+        values = table.setdefault(metric.name, {})
+        for part in parts:
+            if not len(part.y):
+                continue
+            scores = part.logits if metric.needs == "logits" else metrics.softmax(part.logits / temperature)
+            value = metric.function(scores, part.y)
+            if value is not None:
+                values.setdefault(part.domain, {})[part.part] = float(value)
     return table
 
 
@@ -81,39 +101,55 @@ def validation_loss(parts: Sequence[Part], source_domains: Sequence[str]) -> flo
 
 
 def summary(
-    parts: Sequence[Part], domains: Sequence[str], counts: np.ndarray, shots: tuple[int, int] = (100, 20)
+    parts: Sequence[Part],
+    domains: Sequence[str],
+    counts: np.ndarray,
+    shots: tuple[int, int] = (100, 20),
+    temperature: float = 1.0,
 ) -> dict[str, Any]:
     """The figures of ``result.json`` from the test parts.
 
     domains: the K source domains, counts: (K, C) their training samples. Shots go by the training count of the
     (domain, class) pair; for a domain held out, which has none, by the class's mean count over the source domains.
-    shots: the limits of many and few, a fact of the data set (``Dataset.shots``).
+    shots: the limits of many and few, a fact of the data set (``Dataset.shots``). temperature: of the probabilities
+    that users get.
+    The result: ``metrics``, of all parts; ``accuracy`` and ``balanced``, two of them on the test parts; ``average`` and
+    ``worst``, the mean and the smallest accuracy of a domain; ``shots`` and their ``shot_limits``; ``ece``, the
+    calibration error of the outputs before the temperature, all rows pooled.
     """
     tests = [part for part in parts if part.part == "test" and len(part.y)]
     if not tests:  # trained on every row there is
-        return {"accuracy": {}, "average": None, "worst": None, "balanced": {}, "shots": {}, "ece": None}
-    accuracy = {part.domain: part.accuracy for part in tests}
+        nothing: dict[str, Any] = {"accuracy": {}, "average": None, "worst": None, "balanced": {}, "shots": {}}
+        return {**nothing, "shot_limits": list(shots), "ece": None, "metrics": {}}
     typical = np.rint(counts.mean(0)).astype(np.int64)
     rows = np.stack([counts[domains.index(part.domain)] if part.domain in domains else typical for part in tests])
     correct = np.concatenate([part.logits.argmax(1) == part.y for part in tests])
     y = np.concatenate([part.y for part in tests])
     domain = np.concatenate([np.full(len(part.y), k) for k, part in enumerate(tests)])
     probabilities = metrics.softmax(np.concatenate([part.logits for part in tests]))
+    measured = measure(parts, temperature)
+    accuracy = {part.domain: measured["accuracy"][part.domain]["test"] for part in tests}
     return {
         "accuracy": accuracy,
         "average": float(np.mean(list(accuracy.values()))),
         "worst": float(min(accuracy.values())),
-        "balanced": {part.domain: metrics.balanced_accuracy(part.logits, part.y) for part in tests},
+        "balanced": {part.domain: measured["balanced_accuracy"][part.domain]["test"] for part in tests},
         "shots": metrics.shot_accuracy(correct, y, domain, rows, *shots),
+        "shot_limits": list(shots),
         "ece": metrics.expected_calibration_error(probabilities, y),
+        "metrics": measured,
     }
 
 
-def calibration(parts: Sequence[Part], source_domains: Sequence[str]) -> dict[str, Any]:
-    """The temperature fitted on the source domains' validation parts, and the calibration errors it leaves.
+def calibration(
+    parts: Sequence[Part], source_domains: Sequence[str], temperature: float | None = None
+) -> dict[str, Any]:
+    """The temperature, and the calibration errors before and after logits are divided by it.
 
-    temperature: what logits are divided by before softmax; 1 where no finite one is best, as when every row is right.
-    rows: validation rows it was fitted on. ece: part -> calibration error before and after, all rows of a part pooled.
+    temperature: None fits it on the source domains' validation parts; it is 1 where no finite one is best, as when
+    every row is right.
+    The result: ``temperature``; ``rows``, the validation rows it was fitted on; ``ece``, part -> calibration error
+    ``before`` and ``after``, all rows of a part pooled.
 
     >>> logits = np.log([[0.8, 0.2]] * 10) * 3
     >>> found = calibration([Part("a", "val", logits, np.array([0] * 8 + [1] * 2))], ["a"])
@@ -129,9 +165,10 @@ def calibration(parts: Sequence[Part], source_domains: Sequence[str]) -> dict[st
         for name, pool in pools.items()
         if pool
     }
-    temperature = metrics.fit_temperature(*rows["val"]) if "val" in rows else 1.0
-    if temperature in metrics.TEMPERATURES:
-        temperature = 1.0
+    if temperature is None:
+        temperature = metrics.fit_temperature(*rows["val"]) if "val" in rows else 1.0
+        if temperature in metrics.TEMPERATURES:
+            temperature = 1.0
 
     def error(logits: np.ndarray, y: np.ndarray) -> float:
         return metrics.expected_calibration_error(metrics.softmax(logits), y)
@@ -140,6 +177,15 @@ def calibration(parts: Sequence[Part], source_domains: Sequence[str]) -> dict[st
         "temperature": temperature,
         "rows": len(rows["val"][1]) if "val" in rows else 0,
         "ece": {name: {"before": error(z, y), "after": error(z / temperature, y)} for name, (z, y) in rows.items()},
+    }
+
+
+def class_recalls(parts: Sequence[Part], classes: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    """Domain -> class -> recall on the test part; None for a class without rows there."""
+    return {
+        part.domain: dict(zip(classes, metrics.recalls(part.logits, part.y), strict=True))
+        for part in parts
+        if part.part == "test" and len(part.y)
     }
 
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.special import log_softmax
-from scipy.stats import t as student_t
 
 from rcalign.errors import InputError
 
@@ -43,16 +41,82 @@ def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
     return float((scores.argmax(1) == labels).mean())
 
 
+def recalls(logits: ArrayLike, y: ArrayLike) -> list[float | None]:
+    """Share of each class's rows whose largest logit is the label's, C values; None for a class without rows.
+
+    >>> recalls([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], [0, 1, 1])
+    [1.0, 0.5, None]
+    """
+    scores, labels = _rows(logits, y)
+    table = confusion(scores.argmax(1), labels, scores.shape[1])
+    return [float(right / rows) if rows else None for right, rows in zip(np.diag(table), table.sum(1), strict=True)]
+
+
 def balanced_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
     """Mean of the recalls of the classes that occur in ``y``.
 
     >>> balanced_accuracy([[1.0, 0.0, 0.0]] * 4, [0, 0, 0, 1])
     0.5
     """
+    return float(np.mean([value for value in recalls(logits, y) if value is not None]))
+
+
+def worst_class_recall(logits: ArrayLike, y: ArrayLike) -> float:
+    """The smallest recall of the classes that occur in ``y``.
+
+    >>> worst_class_recall([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1])
+    0.5
+    """
+    return min(value for value in recalls(logits, y) if value is not None)
+
+
+def macro_f1(logits: ArrayLike, y: ArrayLike) -> float:
+    """Mean over the classes that occur in ``y`` of F1, the harmonic mean of precision and recall.
+
+    >>> round(macro_f1([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1]), 4)
+    0.6667
+    """
+    from sklearn.metrics import f1_score
+
     scores, labels = _rows(logits, y)
-    table = confusion(scores.argmax(1), labels, scores.shape[1])
-    present = table.sum(1) > 0
-    return float((np.diag(table)[present] / table.sum(1)[present]).mean())
+    return float(f1_score(labels, scores.argmax(1), labels=np.unique(labels), average="macro", zero_division=0.0))
+
+
+def auroc(probabilities: ArrayLike, y: ArrayLike) -> float | None:
+    """Mean area under the ROC curve of each class that occurs in ``y`` against the rest; None if only one occurs.
+
+    >>> auroc([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]], [0, 0, 1]), auroc([[0.9, 0.1]], [0])
+    (0.5, None)
+    """
+    from sklearn.metrics import roc_auc_score
+
+    shares, labels = _probabilities(probabilities, y)
+    present = np.unique(labels)
+    if len(present) < 2:
+        return None
+    return float(np.mean([roc_auc_score(labels == c, shares[:, c]) for c in present]))
+
+
+def brier_score(probabilities: ArrayLike, y: ArrayLike) -> float:
+    """Mean over rows of the squared distance between probabilities and the label's one-hot vector, from 0 to 2.
+
+    >>> round(brier_score([[0.8, 0.2], [0.5, 0.5]], [0, 1]), 4)
+    0.29
+    """
+    shares, labels = _probabilities(probabilities, y)
+    return float(((shares - np.eye(shares.shape[1])[labels]) ** 2).sum(1).mean())
+
+
+def log_loss(probabilities: ArrayLike, y: ArrayLike) -> float:
+    """Mean of -log of the label's probability, in nats (a probability below 2e-16 counts as that).
+
+    >>> round(log_loss([[0.5, 0.5]], [1]), 4)
+    0.6931
+    """
+    from sklearn import metrics
+
+    shares, labels = _probabilities(probabilities, y)
+    return float(metrics.log_loss(labels, shares, labels=np.arange(shares.shape[1])))
 
 
 def shot_accuracy(
@@ -102,12 +166,9 @@ def expected_calibration_error(probabilities: ArrayLike, y: ArrayLike, bins: int
     >>> expected_calibration_error([[1.0, 0.0]] * 10, [0] * 5 + [1] * 5)
     0.5
     """
-    shares, labels = _rows(probabilities, y)
+    shares, labels = _probabilities(probabilities, y)
     if bins < 1:
         raise InputError(f"the number of calibration bins is {bins}, but must be at least 1.")
-    sums = shares.sum(1)
-    if (shares < 0).any() or not np.allclose(sums, 1, atol=1e-3):
-        raise InputError("rows of probabilities must be non-negative and sum to one: apply softmax to logits first.")
     top = shares.max(1)
     right = shares.argmax(1) == labels
     # bin b holds (b / bins, (b + 1) / bins]
@@ -137,6 +198,8 @@ def fit_temperature(logits: ArrayLike, y: ArrayLike) -> float:
     >>> round(fit_temperature(z, y), 6), round(fit_temperature(3 * z, y), 6)
     (1.0, 3.0)
     """
+    from scipy.optimize import brentq  # here and below: what takes long to import is imported when it is needed
+
     scores, labels = _rows(logits, y)
     at_label = scores[np.arange(len(labels)), labels]
 
@@ -161,6 +224,8 @@ def next_value_interval(values: ArrayLike, level: float = 0.9) -> tuple[float, f
     >>> round(low, 3), round(high, 3)
     (0.363, 1.0)
     """
+    from scipy.stats import t as student_t
+
     known = _floats(values)
     if not 0 < level < 1:
         raise InputError(f"the level of the interval is {level:g}, but a probability between 0 and 1 is expected.")
@@ -214,3 +279,11 @@ def _rows(scores: ArrayLike, y: ArrayLike) -> tuple[Floats, Integers]:
         raise InputError("the scores contain values that are not numbers: the model that made them has diverged.")
     _within(labels, table.shape[1], "y")
     return table, labels
+
+
+def _probabilities(values: ArrayLike, y: ArrayLike) -> tuple[Floats, Integers]:
+    """Like ``_rows``, of rows that are distributions."""
+    shares, labels = _rows(values, y)
+    if (shares < 0).any() or not np.allclose(shares.sum(1), 1, atol=1e-3):
+        raise InputError("rows of probabilities must be non-negative and sum to one: apply softmax to logits first.")
+    return shares, labels

@@ -1,7 +1,7 @@
 """A trained model for other programs: ONNX, TorchScript or safetensors, checked, with a model card beside it."""
 
-from rcalign.exports.card import model_card
-from rcalign.exports.formats import FORMATS, SUFFIXES, Exported, export_model
+from rcalign.exports.card import card_file, model_card
+from rcalign.exports.formats import ENDINGS, FORMATS, Exported, export_model
 from rcalign.exports.network import Deployed
 
-__all__ = ["FORMATS", "SUFFIXES", "Deployed", "Exported", "export_model", "model_card"]
+__all__ = ["ENDINGS", "FORMATS", "Deployed", "Exported", "card_file", "export_model", "model_card"]

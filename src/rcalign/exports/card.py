@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rcalign import registry
+from rcalign.evaluation.metric_table import Metric, domain_values, measured_metrics
 from rcalign.exports.formats import Exported
 from rcalign.models.backbones import DEFAULT_IMAGE_BACKBONE
 from rcalign.records import RunConfig
 
 FEW = 20  # training samples of a (domain, class) pair from which on it is not called rare
 MOST = 12  # lines of a list before it is cut
+
+
+def card_file(file: Path) -> Path:
+    """Where the card of an exported file lies: each file has its own.
+
+    >>> str(card_file(Path("out/model.onnx")))
+    'out/model.onnx-card.md'
+    """
+    return file.with_name(f"{file.name}-card.md")
 
 
 def model_card(
@@ -80,14 +91,17 @@ def _results(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
             "The run is not finished: nothing was tested yet." if result is None else "Nothing was held out to test on."
         ]
     unseen = "an unseen domain" if config.test_domains else "rows held out"
-    rows = [[name, _percent(value), _percent(result["balanced"][name])] for name, value in result["accuracy"].items()]
-    rows.append(["average", _percent(result["average"]), _percent(sum(result["balanced"].values()) / len(rows))])
-    rows.append(["worst", _percent(result["worst"]), _percent(min(result["balanced"].values()))])
     text = (
-        f"Per cent right on {unseen}. The checkpoint was chosen on validation rows of the source domains "
+        f"Measured on {unseen}. The checkpoint was chosen on validation rows of the source domains "
         f"({_percent(result['validation'])} % right there): {_text(result['weights'])}."
     )
-    return [text, _table(["domain", "accuracy", "mean over classes"], rows)]
+    columns = {metric: domain_values(result, metric.name) for metric in measured_metrics(result)}
+    rows = [[d, *(_shown(m, values.get(d)) for m, values in columns.items())] for d in result["accuracy"]]
+    of_columns = {"average": lambda m, values: sum(values) / len(values), "worst": lambda m, values: m.worst(values)}
+    for label, of_column in of_columns.items():
+        rows.append([label, *(_shown(m, of_column(m, list(v.values())) if v else None) for m, v in columns.items())])
+    helps = "; ".join(f"{metric.title}: {metric.help}" for metric in columns if metric.help)
+    return [text, _table(["domain", *(metric.title for metric in columns)], rows), f"Shares in per cent. {helps}."]
 
 
 def _calibration(result: Mapping[str, Any] | None) -> list[str]:
@@ -180,6 +194,10 @@ def _text(value: str) -> str:
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
     shown = ", ".join(f"{_text(label)} in {_text(domain)}" for domain, label in pairs[:MOST])
     return shown + (f" and {len(pairs) - MOST} more" if len(pairs) > MOST else "")
+
+
+def _shown(metric: Metric, value: float | None) -> str:
+    return "–" if value is None else metric.shown(value)
 
 
 def _percent(value: float) -> str:

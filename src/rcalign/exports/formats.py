@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rcalign.errors import InputError, unknown
 from rcalign.exports.network import Deployed
+from rcalign.exports.table_input import columns_text, feed, matrix_text, noise, with_columns
 from rcalign.files import write_whole
 from rcalign.training.trained import TrainedModel
 
@@ -67,7 +68,7 @@ def export_model(model: TrainedModel, format: str, out: Path, samples: Sequence[
             f"{TOLERANCE:g} is expected), so it was not kept: please report the backbone '{model.config.backbone}'."
         )
     rows = sum(len(batch) for batch in checked)
-    return Exported(out, format, _input_text(model), _output_text(model), difference, rows)
+    return Exported(out, format, _input_text(model, format), _output_text(model), difference, rows)
 
 
 def _difference(network: Deployed, run: Run, batches: Sequence[np.ndarray]) -> float:
@@ -83,6 +84,8 @@ def _difference(network: Deployed, run: Run, batches: Sequence[np.ndarray]) -> f
 
 def _noise(model: TrainedModel) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
+    if model.encoding is not None:
+        return [noise(model.encoding, n, rng) for n in (12, 1)]
     if model.augmentation is None:
         return [rng.normal(size=(n, *model.config.spec.input_shape)).astype(np.float32) for n in (3, 1)]
     side = model.stored_size
@@ -128,12 +131,17 @@ def _onnx(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path)
         ) from None
     assert program is not None
     graph = program.model_proto
-    for key, value in _about(model).items():
+    encoding = model.encoding
+    if encoding is not None:
+        graph = with_columns(graph, encoding)
+    for key, value in _about(model, "onnx").items():
         graph.metadata_props.add(key=key, value=value)
     onnx.checker.check_model(graph)
     content = graph.SerializeToString()
     write_whole(out, content)
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    if encoding is not None:
+        return lambda batch: session.run(None, feed(encoding, batch))
     return lambda batch: session.run(None, {_input_name(model): batch})
 
 
@@ -141,7 +149,7 @@ def _torchscript(network: Deployed, model: TrainedModel, sample: np.ndarray, out
     with _quiet(), torch.no_grad():
         traced = torch.jit.trace(network, (_example(model, sample),), check_trace=False)
         buffer = io.BytesIO()
-        torch.jit.save(traced, buffer, _extra_files={"rcalign.json": json.dumps(_about(model)).encode()})
+        torch.jit.save(traced, buffer, _extra_files={"rcalign.json": json.dumps(_about(model, "torchscript")).encode()})
         loaded = torch.jit.load(io.BytesIO(buffer.getvalue()))
     write_whole(out, buffer.getvalue())
 
@@ -154,7 +162,7 @@ def _torchscript(network: Deployed, model: TrainedModel, sample: np.ndarray, out
 
 def _safetensors(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> None:
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in network.state_dict().items()}
-    write_whole(out, safetensors.torch.save(tensors, metadata=_about(model)))
+    write_whole(out, safetensors.torch.save(tensors, metadata=_about(model, "safetensors")))
 
 
 FORMATS: dict[str, Callable[[Deployed, TrainedModel, np.ndarray, Path], Run | None]] = {
@@ -162,17 +170,18 @@ FORMATS: dict[str, Callable[[Deployed, TrainedModel, np.ndarray, Path], Run | No
     "torchscript": _torchscript,
     "safetensors": _safetensors,
 }
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
+ENDINGS = {"onnx": (".onnx",), "torchscript": (".pt", ".pth", ".ts"), "safetensors": (".safetensors",)}
 
 
-def _about(model: TrainedModel) -> dict[str, str]:
+def _about(model: TrainedModel, format: str) -> dict[str, str]:
     """What the file says of itself: names with text, JSON where it is more than a word."""
     config = model.config
     about: dict[str, Any] = {
         "classes": json.dumps(config.spec.classes),
         "algorithm": config.algorithm,
         "temperature": repr(model.temperature),
-        "input": _input_text(model),
+        "calibrated": json.dumps(model.calibrated),
+        "input": _input_text(model, format),
         "config": json.dumps(dataclasses.asdict(config)),
     }
     if model.augmentation is not None:
@@ -192,7 +201,9 @@ def _input_name(model: TrainedModel) -> str:
     return "x" if model.augmentation is None else "images"
 
 
-def _input_text(model: TrainedModel) -> str:
+def _input_text(model: TrainedModel, format: str) -> str:
+    if model.encoding is not None:
+        return columns_text(model.encoding) if format == "onnx" else matrix_text(model.encoding)
     if model.augmentation is not None:
         return "images: uint8 (n, height, width, 3), RGB, any height and width; alpha composited on white"
     shape = ", ".join(map(str, model.config.spec.input_shape))
@@ -201,7 +212,8 @@ def _input_text(model: TrainedModel) -> str:
 
 def _output_text(model: TrainedModel) -> str:
     classes = model.config.spec.num_classes
-    return f"logits: float32 (n, {classes}); probabilities: float32 (n, {classes}), calibrated"
+    calibrated = "calibrated" if model.calibrated else "not calibrated"
+    return f"logits: float32 (n, {classes}); probabilities: float32 (n, {classes}), {calibrated}"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rcalign.data.columns import ColumnEncoder
 from rcalign.training.trained import TrainedModel
 
 
@@ -57,7 +58,8 @@ class ImagesToInputs(nn.Module):
 class Deployed(nn.Module):
     """What another program needs of a trained model.
 
-    In: images uint8 (n, height, width, 3), or rows and series as floats in the units of the training data.
+    In: images uint8 (n, height, width, 3), or rows and series as floats in the units of the training data, or the
+    columns of a table as numbers (``Encoding.read``).
     Out: logits (n, C) and calibrated probabilities (n, C).
     """
 
@@ -67,6 +69,8 @@ class Deployed(nn.Module):
         self.to_inputs: nn.Module = nn.Identity()
         if augmentation is not None:
             self.to_inputs = ImagesToInputs(augmentation.size, model.stored_size, augmentation.mean, augmentation.std)
+        elif model.encoding is not None:
+            self.to_inputs = ColumnEncoder(model.encoding)
         self.frozen: nn.Module = model.frozen if model.frozen is not None else nn.Identity()
         self.algorithm = model.algorithm
         self.temperature = model.temperature

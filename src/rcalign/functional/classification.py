@@ -25,3 +25,12 @@ def domain_cross_entropy(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> Ten
     tensor([0.6931, 0.6931])
     """
     return domain_means(F.cross_entropy(logits, y, reduction="none"), sizes)
+
+
+def mean_square(logits: Tensor) -> Tensor:
+    """Mean over samples and classes of the squared logits: (N, C) -> ().
+
+    >>> mean_square(torch.tensor([[1.0, 3.0]]))
+    tensor(5.)
+    """
+    return logits.square().mean()

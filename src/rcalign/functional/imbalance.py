@@ -66,6 +66,28 @@ def log_prior(counts: Tensor) -> Tensor:
     return counts.double().clamp(min=1).log()
 
 
+def expected_log_shares(counts: Tensor) -> Tensor:
+    """The log class shares to expect of one more domain, up to a constant: (K, C), K >= 2 -> (C,).
+
+    The mean over domains of their log shares, each centred over classes, times max(0, 1 - s / v): v is the variance of
+    that mean over classes and s its squared standard error, the variance over domains divided by K. So it is shrunk
+    towards equal shares as far as the domains disagree (James-Stein, in its empirical-Bayes form): domains with the
+    same shares give those shares, domains whose frequent classes are unrelated give equal ones. A missing class counts
+    as one sample.
+
+    >>> expected_log_shares(torch.tensor([[8, 2], [8, 2]])).exp()
+    tensor([2.0000, 0.5000], dtype=torch.float64)
+    >>> expected_log_shares(torch.tensor([[8, 2], [2, 8]])).exp()
+    tensor([1., 1.], dtype=torch.float64)
+    """
+    logs = log_prior(counts)
+    logs = logs - logs.mean(1, keepdim=True)
+    mean = logs.mean(0)
+    error = logs.var(0).mean() / len(logs)
+    spread = mean.square().sum() / max(1, len(mean) - 1)
+    return mean * (1 - error / spread).clamp(min=0) if spread > 0 else mean
+
+
 def weighted_cross_entropy(logits: Tensor, y: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
     """Weighted mean of the cross-entropy within each domain: sum_i w_i ce_i / sum_i w_i, -> (K,).
 

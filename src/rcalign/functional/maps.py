@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,10 +27,13 @@ def map_statistics(maps: Tensor) -> tuple[Tensor, Tensor]:
         return mean, (maps.var(positions, correction=correction, keepdim=True) + EPSILON).sqrt()
 
 
-def mixed_statistics(maps: Tensor, partners: Tensor, weight: Tensor) -> Tensor:
+def mixed_statistics(
+    maps: Tensor, partners: Tensor, weight: Tensor, all_rows: Callable[[Tensor], Tensor] = lambda values: values
+) -> Tensor:
     """Each map with its statistics mixed with those of another: (n, c, ...), (n,), (n,) -> (n, c, ...).
 
     out_i = (a_i - mu_i) / sigma_i * (w_i sigma_i + (1 - w_i) sigma_p) + w_i mu_i + (1 - w_i) mu_p, p = partners[i].
+    all_rows: gives the statistics that ``partners`` point into, where these maps are only some of a batch's.
 
     >>> maps = torch.tensor([[[1.0, 3.0]], [[0.0, 8.0]]])  # two samples, one channel, two positions
     >>> mixed_statistics(maps, torch.tensor([1, 0]), torch.zeros(2)).round().tolist()
@@ -36,8 +41,8 @@ def mixed_statistics(maps: Tensor, partners: Tensor, weight: Tensor) -> Tensor:
     """
     mean, spread = map_statistics(maps)
     share = weight.view(-1, *[1] * (maps.dim() - 1))
-    new_mean = share * mean + (1 - share) * mean[partners]
-    new_spread = share * spread + (1 - share) * spread[partners]
+    new_mean = share * mean + (1 - share) * all_rows(mean)[partners]
+    new_spread = share * spread + (1 - share) * all_rows(spread)[partners]
     return (maps - mean) / spread * new_spread + new_mean
 
 

@@ -32,6 +32,30 @@ def moment_gap(parts: Sequence[Tensor]) -> Tensor:
     return total / pairs
 
 
+def within_variance(features: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Mean over domains of the mean over features of their variance within the domain, with 1/(n - 1): (N, h) -> ().
+
+    A domain of one row has no variance and counts as 0.
+
+    >>> within_variance(torch.tensor([[0.0], [2.0], [5.0]]), (2, 1))
+    tensor(1.)
+    """
+    parts = [part.var(0).mean() for part in torch.split(features, list(sizes)) if len(part) > 1]
+    return torch.stack(parts).sum() / len(sizes) if parts else features.new_zeros(())
+
+
+def cut_apart(features: Tensor, sizes: Sequence[int], cuts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The first ``cuts[k]`` rows of every domain k, and the other rows: features (N, h) -> (m, h), (N - m, h).
+
+    >>> first, second = cut_apart(torch.arange(5)[:, None], (3, 2), (1, 2))
+    >>> first.flatten().tolist(), second.flatten().tolist()
+    ([0, 3, 4], [1, 2])
+    """
+    parts = torch.split(features, list(sizes))
+    first = torch.cat([part[:cut] for part, cut in zip(parts, cuts, strict=True)])
+    return first, torch.cat([part[cut:] for part, cut in zip(parts, cuts, strict=True)])
+
+
 def _pairwise_squares(stacked: Tensor) -> Tensor:
     """Sum over pairs i < j of ||a_i - a_j||^2, a stacked (K, ...)."""
     return len(stacked) * (stacked - stacked.mean(0)).square().sum()

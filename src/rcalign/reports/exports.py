@@ -77,12 +77,12 @@ EXPORTS: dict[str, Callable[[Report, Path | str], int]] = {"tensorboard": tensor
 def scalars(record: Record) -> dict[str, float]:
     """The numbers of one evaluation by name; those of averaged weights under a name of their own.
 
-    >>> record = Record(step=1, loss=None, accuracy={"a": {"val": 0.5}}, nll={}, validation=0.5, averaged=True)
+    >>> record = Record(step=1, loss=None, metrics={"accuracy": {"a": {"val": 0.5}}}, validation=0.5, averaged=True)
     >>> scalars(record)
     {'averaged/validation': 0.5, 'averaged/accuracy/a/val': 0.5}
     """
     values = {"validation": record.validation, **({} if record.loss is None else {"loss": record.loss})}
-    for what, table in (("accuracy", record.accuracy), ("nll", record.nll)):
+    for what, table in record.metrics.items():
         values |= {f"{what}/{domain}/{part}": value for domain, parts in table.items() for part, value in parts.items()}
     values |= {f"logs/{name}": value for name, value in record.logs.items()}
     return {f"averaged/{name}": value for name, value in values.items()} if record.averaged else values

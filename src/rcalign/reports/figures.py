@@ -17,6 +17,7 @@ from scipy import stats
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import registry
 from rcalign.errors import InputError, unknown
+from rcalign.evaluation.metric_table import Metric, known_metrics
 from rcalign.reports import published
 from rcalign.reports.read import Sweep
 from rcalign.selection import SHOTS, Choice, Missing, Rule, Run, choose_per_trial, get_rule, tune_then_repeat
@@ -27,7 +28,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """One cell. values: trial -> accuracy as a fraction. missing: the runs without which there is no figure.
+    """One cell. values: trial -> value, of accuracy a fraction. missing: the runs without which there is no figure.
+
+    scale: what values are multiplied with to be shown, 100 for per cent.
 
     >>> figure = Figure({0: 0.64, 1: 0.66})
     >>> round(figure.mean, 1), round(figure.error, 2), Figure({0: 0.5}).error
@@ -36,6 +39,7 @@ class Figure:
 
     values: Mapping[int, float] = field(default_factory=dict)
     missing: tuple[Run, ...] = ()
+    scale: float = 100.0
 
     @property
     def known(self) -> bool:
@@ -43,14 +47,14 @@ class Figure:
 
     @property
     def mean(self) -> float:
-        """Per cent."""
-        return 100 * float(np.mean(list(self.values.values())))
+        """As it is shown: shares in per cent."""
+        return self.scale * float(np.mean(list(self.values.values())))
 
     @property
     def error(self) -> float | None:
-        """Standard error in points; None with one trial."""
+        """Standard error, on the scale of the mean; None with one trial."""
         n = len(self.values)
-        return 100 * float(np.std(list(self.values.values()))) / math.sqrt(n) if n > 1 else None
+        return self.scale * float(np.std(list(self.values.values()))) / math.sqrt(n) if n > 1 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +62,8 @@ class Results:
     """The figures of one data set under one protocol and one rule.
 
     tested: the columns that are domains (or domains held out together, "a + b"). columns: those, then average, worst
-    and the shot groups. choices: (algorithm, tested column or "" under mdlt, trial) -> what was chosen.
+    and the shot groups. choices: (algorithm, tested column or "" under mdlt, trial) -> what was chosen. metrics: those
+    that some chosen checkpoint has beside accuracy; ``figures`` has their mean over the tested domains, by their name.
     """
 
     data: str
@@ -70,6 +75,7 @@ class Results:
     figures: Mapping[tuple[str, str], Figure]
     choices: Mapping[tuple[str, str, int], Choice]
     runs: tuple[Run, ...]
+    metrics: tuple[Metric, ...] = ()
 
     def blocks(self, algorithm: str) -> dict[tuple[str, str, int], float] | None:
         """(data, domain, trial) -> accuracy, the unit of paired comparison; None if a figure is missing."""
@@ -112,7 +118,33 @@ def _results(data: str, protocol: str, rule: Rule, runs: tuple[Run, ...], tuned:
     # one group alone is the accuracy by class: no division into shots
     shots = [shot for shot in SHOTS if any(figures[name, shot].values for name in algorithms)]
     columns = (*tested, AVERAGE, WORST, *(shots if len(shots) > 1 else ()))
-    return Results(data, protocol, rule, tested, columns, algorithms, figures, choices, runs)
+    metrics = _further_metrics(choices.values())
+    for algorithm in algorithms:
+        average = figures[algorithm, AVERAGE]
+        for metric in metrics:
+            figures[algorithm, metric.name] = _metric_figure(metric, algorithm, average, choices)
+    return Results(data, protocol, rule, tested, columns, algorithms, figures, choices, runs, metrics)
+
+
+def _further_metrics(choices: Iterable[Choice]) -> tuple[Metric, ...]:
+    """What checkpoints have beside accuracy. Records of format 1 have one, which no report showed: they stay so."""
+    found = known_metrics(itertools.chain(*(choice.record.metrics for choice in choices)))
+    further = tuple(metric for metric in found if metric.name != "accuracy")
+    return further if len(further) > 1 else ()
+
+
+def _metric_figure(
+    metric: Metric, algorithm: str, average: Figure, choices: Mapping[tuple[str, str, int], Choice]
+) -> Figure:
+    """The mean over the tested domains within a trial, of the trials that the average has; none where one lacks it."""
+    values: dict[int, list[float | None]] = {trial: [] for trial in average.values}
+    for (name, _, trial), choice in choices.items():
+        if name == algorithm and trial in values:
+            values[trial].append(choice.metric(metric.name))
+    means = {trial: [v for v in found if v is not None] for trial, found in values.items()}
+    if any(len(means[trial]) < len(found) for trial, found in values.items()):
+        return Figure({}, average.missing, metric.scale)
+    return Figure({trial: float(np.mean(found)) for trial, found in means.items()}, average.missing, metric.scale)
 
 
 def _test_sets(runs: Sequence[Run], rule: Rule) -> dict[str, tuple[str, ...]]:
@@ -180,17 +212,19 @@ def _all_have_shots(choices: Iterable[Choice]) -> bool:
     return all(choice.shots for choice in choices)
 
 
-def leaders(table: Results) -> set[tuple[str, str]]:
-    """The (algorithm, column) pairs to print bold: see ``tables.DEFINITIONS``."""
+def leaders(table: Results, columns: Sequence[str] | None = None) -> set[tuple[str, str]]:
+    """The (algorithm, column) pairs to print bold: see ``tables.DEFINITIONS``. columns: None is those of accuracy."""
     found = set()
-    for column in table.columns:
+    lower_is_better = {metric.name for metric in table.metrics if not metric.higher_is_better}
+    for column in table.columns if columns is None else columns:
         figures = {name: table.figures[name, column] for name in table.algorithms}
         if len(figures) < 2 or not all(figure.known for figure in figures.values()):
             continue
-        (best, first), (_, second) = sorted(figures.items(), key=lambda item: -item[1].mean)[:2]
+        sign = 1 if column in lower_is_better else -1
+        (best, first), (_, second) = sorted(figures.items(), key=lambda item: sign * item[1].mean)[:2]
         if first.error is None or second.error is None:
             continue
-        if first.mean - second.mean > math.hypot(first.error, second.error):
+        if abs(first.mean - second.mean) > math.hypot(first.error, second.error):
             found.add((best, column))
     return found
 

@@ -194,7 +194,9 @@ def _test_sets(runs: Sequence[Run]) -> list[tuple[str, ...]]:
 def _record(row: Row, accuracy: Mapping[str, Mapping[str, float]], validation: float) -> Record:
     known = re.compile(r"env\d+_|sht_|(step|loss|args|hparams|class_acc)$")
     logs = {name: float(value) for name, value in row.items() if not known.match(name) and _is_number(value)}
-    return Record(step=row["step"], loss=row.get("loss"), accuracy=accuracy, nll={}, validation=validation, logs=logs)
+    return Record(
+        step=row["step"], loss=row.get("loss"), metrics={"accuracy": accuracy}, validation=validation, logs=logs
+    )
 
 
 def _is_number(value: Any) -> bool:

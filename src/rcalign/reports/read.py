@@ -252,13 +252,15 @@ def _read_run(folder: Path, name: str) -> tuple[Run, list[str]]:
     files = RunFolder(folder)
     rows, notes = read_lines(files.records_file) if files.records_file.exists() else ([], [])
     try:
-        records = tuple(Record(**row) for row in rows)
+        records = tuple(Record.from_json(row) for row in rows)
     except TypeError as error:
         raise InputError(
             f"'{files.records_file}' has rows of another version of rcalign ({error}): report with the version that "
             "wrote it."
         ) from None
     result, problem = _result(files, config, records)
+    if result is not None:
+        records = tuple(_with_result(record, result) for record in records)
     seconds = None
     if result is not None:
         seconds = float(result["seconds"]) + _first_stage_seconds(folder)
@@ -295,6 +297,13 @@ def _result(files: RunFolder, config: RunConfig, records: Sequence[Record]) -> t
         return result, None
     except (InputError, KeyError, TypeError):
         return None, "its result.json is damaged"
+
+
+def _with_result(record: Record, result: Mapping[str, Any]) -> Record:
+    """The checkpoint that a run chose also has the metrics that need the temperature of the finished run."""
+    if not (record.averaged or record.step == result["best_step"]):
+        return record
+    return dataclasses.replace(record, metrics={**result.get("metrics", {}), **record.metrics})
 
 
 def _first_stage_seconds(folder: Path) -> float:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rcalign.data.benchmarks.facts import get as benchmark_facts
+from rcalign.errors import InputError
 from rcalign.reports import published
+from rcalign.reports.evaluated import shot_meanings
 from rcalign.reports.figures import (
     AVERAGE,
     WORST,
@@ -34,9 +37,8 @@ DEFINITIONS = (
     "√(e₁² + e₂²); none where a figure of the column is missing or has no error.",
 )
 SHOT_DEFINITION = (
-    "many, medium, few, zero: mean accuracy of the (domain, class) pairs by their number of training samples: above "
-    "100, 21 to 100, 1 to 20, none (BoDA's own results: by its thresholds); a domain held out counts by the class's "
-    "mean number over the source domains."
+    "many, medium, few, zero: mean accuracy of the (domain, class) pairs by their number of training samples: {limits}"
+    "; a domain held out counts by the class's mean number over the source domains."
 )
 
 
@@ -80,7 +82,32 @@ def main_table(table: Results, with_published: bool = False) -> Table:
     return Table(title, ("algorithm", *table.columns), tuple(rows), notes)
 
 
-def cell_of(figure: Figure, bold: bool = False) -> Cell:
+def metrics_table(table: Results) -> Table | None:
+    """Algorithms by the metrics beside accuracy; None where the records have none."""
+    if not table.metrics:
+        return None
+    bold = leaders(table, [metric.name for metric in table.metrics])
+    rows = [
+        (
+            Cell(name),
+            *(
+                cell_of(table.figures[name, m.name], (name, m.name) in bold, 1 + 2 * (not m.per_cent))
+                for m in table.metrics
+            ),
+        )
+        for name in table.algorithms
+    ]
+    title = f"{table.data}, further metrics: protocol {table.protocol}, chosen by {table.rule.title}"
+    helps = [f"{m.title}: {m.help}{', per cent' if m.per_cent else ''}" for m in table.metrics if m.help]
+    notes = (
+        f"Mean over the tested domains, then over trials ± standard error. {'; '.join(helps)}.",
+        "Metrics of probabilities are known at the checkpoint that a run chose itself: none (–) where the rule of this "
+        "report chose another.",
+    )
+    return Table(title, ("algorithm", *(m.title for m in table.metrics)), tuple(rows), notes)
+
+
+def cell_of(figure: Figure, bold: bool = False, digits: int = 1) -> Cell:
     """
     >>> cell_of(Figure({0: 0.64, 1: 0.66}))
     Cell(text='65.0', error='0.7', bold=False, kind='')
@@ -89,7 +116,8 @@ def cell_of(figure: Figure, bold: bool = False) -> Cell:
         return MISSING
     if not figure.values:
         return NOTHING
-    return Cell(f"{figure.mean:.1f}", "" if figure.error is None else f"{figure.error:.1f}", bold)
+    error = "" if figure.error is None else f"{figure.error:.{digits}f}"
+    return Cell(f"{figure.mean:.{digits}f}", error, bold)
 
 
 def _published_rows(table: Results) -> dict[str, tuple[Cell, ...]]:
@@ -115,7 +143,7 @@ def published_figure(table: Results, algorithm: str, column: str) -> PublishedFi
     summary = {AVERAGE: "Avg", WORST: "Worst", **{shot: shot.capitalize() for shot in SHOTS}}
     if column in table.tested:
         return own.get(published.column_of(column, [name for name in own if name not in summary.values()]) or "")
-    return own.get(summary[column])
+    return own.get(summary.get(column, ""))
 
 
 def published_notes(table: Results) -> tuple[str, ...]:
@@ -204,7 +232,9 @@ def signed(value: float) -> str:
 
 def all_tables(tables: Sequence[Results], with_published: bool = False, baseline: str | None = None) -> list[Table]:
     """Everything that a report prints, in order."""
-    found = [main_table(table, with_published) for table in tables]
+    found = []
+    for table in tables:
+        found += [shown for shown in (main_table(table, with_published), metrics_table(table)) if shown is not None]
     for group in by_protocol(tables):
         if len(group) > 1:
             found.append(averages_table(group))
@@ -216,8 +246,34 @@ def all_tables(tables: Sequence[Results], with_published: bool = False, baseline
 
 def definitions(tables: Sequence[Results]) -> tuple[str, ...]:
     """What the columns mean; of shots only where there are some."""
-    shots = any(shot in table.columns for table in tables for shot in SHOTS)
-    return (*DEFINITIONS, SHOT_DEFINITION) if shots else DEFINITIONS
+    with_shots = [table for table in tables if any(shot in table.columns for shot in SHOTS)]
+    if not with_shots:
+        return DEFINITIONS
+    data_of: dict[tuple[int, int], list[str]] = {}
+    for table in with_shots:
+        data_of.setdefault(shot_limits(table.runs), []).append(table.data)
+    listed = [(", ".join(shot_meanings(limits).values()), data) for limits, data in data_of.items()]
+    alone = len(listed) == 1
+    limits = "; ".join(words if alone else f"{words} ({', '.join(data)})" for words, data in listed)
+    return (*DEFINITIONS, SHOT_DEFINITION.format(limits=limits))
+
+
+def shot_limits(runs: Sequence[Run]) -> tuple[int, int]:
+    """Of many and few, as the runs' results state them, else as they are known for the data set.
+
+    >>> def of(data):
+    ...     return [Run(name="", data=data, algorithm="", protocol="mdlt", domains=(), test_domains=())]
+    >>> shot_limits(of("OfficeHome")), shot_limits(of("rows"))
+    ((60, 20), (100, 20))
+    """
+    for run in runs:
+        if run.result is not None and "shot_limits" in run.result:
+            many, few = run.result["shot_limits"]
+            return many, few
+    try:
+        return benchmark_facts(runs[0].data.partition(":")[0]).shots
+    except InputError:
+        return 100, 20
 
 
 def missing_lines(runs: Iterable[Run]) -> list[str]:

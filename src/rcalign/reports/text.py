@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -175,12 +176,14 @@ def comma_separated(report: Report) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
     for table in report.results:
-        best = leaders(table)
-        for algorithm in table.algorithms:
-            for column in table.columns:
+        further = [metric.name for metric in table.metrics]
+        best = leaders(table, [*table.columns, *further])
+        for columns in (table.columns, further):
+            for algorithm, column in itertools.product(table.algorithms, columns):
                 figure = table.figures[algorithm, column]
-                mean = f"{figure.mean:.4f}" if figure.known else ""
-                error = f"{figure.error:.4f}" if figure.known and figure.error is not None else ""
+                digits = 4 if figure.scale == 100 else 6
+                mean = f"{figure.mean:.{digits}f}" if figure.known else ""
+                error = f"{figure.error:.{digits}f}" if figure.known and figure.error is not None else ""
                 printed = published_figure(table, algorithm, column) if report.with_published else None
                 writer.writerow(
                     [

@@ -19,29 +19,13 @@ import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import presets, registry, spaces
 from rcalign.data import sources
 from rcalign.errors import InputError, unknown
+from rcalign.presets import Preset
 from rcalign.spaces import Space
+from rcalign.training.options import in_plans
 
 FORMAT = 1  # of plan.json
 DOMAINBED, TUNE_THEN_REPEAT = "domainbed", "tune-then-repeat"
 SEED_RULES = (DOMAINBED, TUNE_THEN_REPEAT)
-
-# what a plan may set about training, beside hyperparameters: name -> type
-OPTIONS: dict[str, type] = {
-    "preset": str,
-    "protocol": str,
-    "steps": int,
-    "evaluate_every": int,
-    "backbone": str,
-    "weights": str,
-    "freeze_backbone": bool,
-    "freeze_batch_norm": bool,
-    "image_size": int,
-    "average": str,
-    "precision": str,
-    "compile": bool,
-    "skip_bad": bool,
-    "track_bound": int,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +35,7 @@ class PlannedRun:
     label: the name it is reported under, that of its algorithm or of a variant. draw: the number of its
     hyperparameters, 0 for the defaults. trial: the repetition it belongs to. phase: "search", or "repeat" for the
     winner of a search. companion: it holds out one domain more, and is there for leave-one-domain-out selection only.
-    options: what else ``api.train`` is given.
+    options: its other fields of ``TrainOptions``.
     """
 
     id: str
@@ -73,12 +57,6 @@ class PlannedRun:
     def group(self) -> tuple[str, str, tuple[str, ...]]:
         """Runs among which a draw is chosen."""
         return self.data, self.label, self.test_domains
-
-
-def train_arguments(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``api.train`` is called with, beside data and folder, for an entry of ``plan.json``."""
-    names = ("algorithm", "test_domains", "hparams", "seed", *OPTIONS)
-    return {name: entry[name] for name in names if name in entry}
 
 
 @dataclass(frozen=True)
@@ -179,17 +157,17 @@ def _expand_pair(
     """The runs of one data set and one algorithm: by seed, then by test domains, then by draw."""
     settings = _settings_of(sweep, data, label)
     entry = registry.get(settings.get("algorithm", label))
-    preset = settings.get("preset") or _usual_preset(settings, look(data))
-    protocol = settings.get("protocol") or presets.get(preset).protocol
+    preset = _preset(settings, lambda: look(data))
+    protocol = settings.get("protocol") or preset.protocol
     options: dict[str, Any] = {
-        "steps": presets.get(preset).steps,
-        "evaluate_every": presets.get(preset).evaluate_every,
-        **{key: settings[key] for key in OPTIONS if key in settings and key not in ("preset", "protocol")},
+        "steps": preset.steps,
+        "evaluate_every": preset.evaluate_every,
+        **{key: settings[key] for key in in_plans() if key in settings and key not in ("preset", "protocol")},
     }
     if options.get("freeze_backbone") and entry.traits.images_only:
         raise InputError(f"{label} works on images, but freeze_backbone gives it features: leave one of them out.")
     fixed, search = settings.get("hparams", {}), settings.get("search", {})
-    space = (entry.name, preset, json.dumps(fixed, sort_keys=True), repr(search))
+    space = (entry.name, preset.name, json.dumps(fixed, sort_keys=True), repr(search))
     held_out_sets = _held_out_sets(sweep, data, protocol, settings, look)
     by_trial = sweep.seed_rule == DOMAINBED
     for seed in sweep.seeds if by_trial else sweep.search_seeds:
@@ -197,14 +175,14 @@ def _expand_pair(
             for draw in range(sweep.draws):
                 key = (*space, _draw_seed(draw, seed if by_trial else 0))
                 if key not in drawn:
-                    drawn[key] = _draw(label, entry, preset, key[-1], fixed, search)
+                    drawn[key] = _draw(label, entry, preset.name, key[-1], fixed, search)
                 run = PlannedRun(
                     id="",
                     data=data,
                     label=label,
                     algorithm=entry.name,
                     protocol=protocol,
-                    preset=preset,
+                    preset=preset.name,
                     test_domains=held_out,
                     draw=draw,
                     trial=seed,
@@ -248,9 +226,12 @@ def _settings_of(sweep: Sweep, data: str, label: str) -> dict[str, Any]:
     return merged
 
 
-def _usual_preset(settings: Mapping[str, Any], look: DataLook) -> str:
-    """As ``api.train`` does without one."""
-    return "arrays" if look.arrays or settings.get("freeze_backbone") else "default"
+def _preset(settings: Mapping[str, Any], look: Callable[[], DataLook]) -> Preset:
+    """The preset of the file; without one the data are looked at."""
+    name = settings.get("preset")
+    return presets.choose(
+        name, arrays=name is None and look().arrays, freeze_backbone=settings.get("freeze_backbone", False)
+    )
 
 
 def _held_out_sets(

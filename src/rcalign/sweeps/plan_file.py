@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import rcalign.algorithms  # noqa: F401  (registers)
-from rcalign import presets, registry
-from rcalign.data.splits import PROTOCOLS
-from rcalign.errors import InputError, unknown
+from rcalign import registry
+from rcalign.errors import InputError, in_words_of, unknown
+from rcalign.extensions import import_modules
 from rcalign.spaces import Choice, IntUniform, LogUniform, Space, Uniform
-from rcalign.sweeps.plan import DOMAINBED, OPTIONS, SEED_RULES, TUNE_THEN_REPEAT, EarlyStopping, Searched, Sweep
+from rcalign.sweeps.plan import DOMAINBED, SEED_RULES, TUNE_THEN_REPEAT, EarlyStopping, Searched, Sweep
+from rcalign.training.options import checked, described, in_plans
 
 _TABLES = ("hparams", "search", "variants", "override", "domains", "early_stopping")
 _KEYS = (
@@ -27,11 +28,11 @@ _KEYS = (
     "draws",
     "seeds",
     "search_seeds",
-    *OPTIONS,
+    *in_plans(),
     *_TABLES,
 )
-_OVERRIDE_KEYS = ("data", "algorithm", "test_domains", "pairs", "hparams", "search", *OPTIONS)
-_VARIANT_KEYS = ("algorithm", "hparams", "search", *OPTIONS)
+_OVERRIDE_KEYS = ("data", "algorithm", "test_domains", "pairs", "hparams", "search", *in_plans())
+_VARIANT_KEYS = ("algorithm", "hparams", "search", *in_plans())
 
 
 def recipes() -> dict[str, Path]:
@@ -70,6 +71,8 @@ def parse(values: Mapping[str, Any], name: str = "sweep", base: Path | str = "."
     (('ERM',), (0, 1))
     """
     _only(values, _KEYS, "key of the sweep file")
+    if "imports" in values:
+        import_modules(_names(values, "imports"))
     variants = {label: _variant(label, given) for label, given in _table(values, "variants").items()}
     algorithms = tuple(
         given if given in variants else registry.get(given).name for given in _names(values, "algorithms")
@@ -161,14 +164,8 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options, hyperparameters, search spaces and test domains, each checked as far as it can be on its own."""
     found = dict(values)
     for key, value in values.items():
-        if key in OPTIONS:
-            _typed(key, value, OPTIONS[key])
-        if key in ("steps", "evaluate_every", "image_size", "track_bound"):
-            _count(key, value)
-    if "preset" in values:
-        presets.get(values["preset"])
-    if "protocol" in values and values["protocol"] not in PROTOCOLS:
-        raise unknown("protocol", values["protocol"], PROTOCOLS)
+        if key in in_plans():
+            found[key] = _option(key, value)
     if "hparams" in values:
         _table(values, "hparams")
     if "search" in values:
@@ -178,6 +175,17 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     if "test_domains" in values:
         found["test_domains"] = _test_domains(values["test_domains"])
     return found
+
+
+def _option(key: str, value: Any) -> Any:
+    """The value of an option, as JSON keeps it."""
+    if described()[key].kind is tuple:
+        return list(_names({key: value}, key))
+    _typed(key, value, described()[key].kind)
+    try:
+        return checked(key, value)
+    except InputError as error:
+        raise InputError(in_words_of(str(error), str)) from None
 
 
 def _test_domains(given: Any) -> str | list[tuple[str, ...]]:

@@ -15,7 +15,9 @@ LINE_EVERY = 30.0  # seconds, where there is no terminal to draw in
 
 @dataclass(frozen=True)
 class Standing:
-    """Numbers of runs; best: the largest validation accuracy so far and whose it is; seconds_left: None if unknown."""
+    """Numbers of runs; best: the largest validation accuracy so far and whose it is; seconds_left: None if unknown.
+
+    first: what is computed now, once for all runs, before they can train."""
 
     planned: int
     finished: int
@@ -24,6 +26,7 @@ class Standing:
     given_up: int
     best: str
     seconds_left: float | None
+    first: str = ""
 
     def __str__(self) -> str:
         """
@@ -34,6 +37,7 @@ class Standing:
         pieces += [f"{self.given_up} given up"] if self.given_up else []
         pieces += [f"best {self.best}"] if self.best else []
         pieces += [f"{duration(self.seconds_left)} left"] if self.seconds_left is not None else []
+        pieces += [self.first] if self.first else []
         return ", ".join(pieces)
 
 

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +32,17 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from rcalign.data import source
 from rcalign.data.source import Dataset
 from rcalign.errors import DivergedError, InputError
+from rcalign.extensions import import_modules
 from rcalign.interrupts import asked_to_stop
+from rcalign.models import features
 from rcalign.records import RunFolder
 from rcalign.sweeps.address import last_line
 from rcalign.sweeps.folder import Entry, SweepFolder, describe
-from rcalign.sweeps.plan import TUNE_THEN_REPEAT, PlannedRun, Sweep, hopeless, repeats, train_arguments
+from rcalign.sweeps.plan import TUNE_THEN_REPEAT, PlannedRun, Sweep, hopeless, repeats
 from rcalign.sweeps.progress import Board, Standing
+from rcalign.training import job
 from rcalign.training.loop import Interrupted
+from rcalign.training.options import options_from
 
 ATTEMPTS = 3  # of a run whose process dies
 LAST_LINES = 20
@@ -47,8 +51,6 @@ LOOK_EVERY = 2.0  # seconds between looks into the folders of what runs
 STOP_WITHIN = 30.0  # seconds for runs to save their state
 OBJECT_STORE = 100 * 2**20  # bytes: results are small
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-Train = Callable[..., Mapping[str, Any]]  # api.train, which is a later stage and therefore given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,6 @@ def execute(
     sweep: Sweep,
     runs: Sequence[PlannedRun],
     folder: SweepFolder,
-    train: Train,
     resources: Resources,
     *,
     retry_failed: bool = False,
@@ -93,7 +94,7 @@ def execute(
             for run in folder.failures():
                 folder.forgive(run)
         with Board(sweep.name, progress) as board:
-            driver = _Driver(sweep, search, folder, train, resources, board)
+            driver = _Driver(sweep, search, folder, resources, board)
             if not driver.plan_more():
                 return None
             board.show(driver.standing())
@@ -120,12 +121,11 @@ class _Driver:
         sweep: Sweep,
         search: Sequence[PlannedRun],
         folder: SweepFolder,
-        train: Train,
         resources: Resources,
         board: Board,
     ) -> None:
         self.sweep, self.search, self.folder = sweep, list(search), folder
-        self.train, self.resources, self.board = train, resources, board
+        self.resources, self.board = resources, board
         self.entries: dict[str, Entry] = {}
         self.queue: deque[Entry] = deque()
         self.flying: dict[Any, _Flight] = {}
@@ -164,14 +164,13 @@ class _Driver:
         work = ray.remote(_work).options(
             num_cpus=self.resources.cpus_per_run, num_gpus=self.resources.gpus_per_run, max_retries=0
         )
-        train = ray.put(self.train)
         device = "auto" if self.resources.gpus_per_run > 0 else "cpu"
         try:
             while self.queue or self.flying:
                 self._count_slots()
                 while self.queue and len(self.flying) < self._at_once():
                     entry = self.queue.popleft()
-                    ref = work.remote(train, dict(entry), str(self.folder.path.resolve()), self.resources, device)
+                    ref = work.remote(dict(entry), str(self.folder.path.resolve()), self.resources, device)
                     self.flying[ref] = _Flight(entry)
                 self._collect(POLL)
                 self._look()
@@ -215,6 +214,7 @@ class _Driver:
             given_up=len(self.given_up & self.entries.keys()),
             best=leader,
             seconds_left=None if mean is None else mean * left / self.slots,
+            first="; ".join(map(str, features.underway())) if self.flying else "",
         )
 
     def _count_slots(self) -> None:
@@ -378,15 +378,15 @@ def _no_room(error: OSError) -> str:
 # --- in a worker process -------------------------------------------------------------------------------------------
 
 
-def _work(train: Train, entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
+def _work(entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
     """One run, in a process that lives on."""
-    outcome = _attempt(train, entry, path, resources, device)
+    outcome = _attempt(entry, path, resources, device)
     if outcome["end"] != "finished":
         gc.collect()  # a traceback may keep the run's files, and its lock, open
     return outcome
 
 
-def _attempt(train: Train, entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
+def _attempt(entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
     """Trains one run in its folder, from its checkpoint if there is one. What went wrong is returned, not raised."""
     begun = time.monotonic()
     folder = SweepFolder(path)
@@ -400,9 +400,10 @@ def _attempt(train: Train, entry: Entry, path: str, resources: Resources, device
         with folder.training(entry["id"]):
             run = folder.run(entry["id"])
             _tidy(run)
-            data = _dataset(entry["data"], entry.get("skip_bad", False))
-            resume = run.config_file.exists()
-            result = train(data, **train_arguments(entry), device=device, out=run.path, resume=resume)
+            options = options_from({**entry, "device": device})
+            import_modules(options.imports)  # before the data, which may be one of theirs
+            data = _dataset(entry["data"], options.skip_bad)
+            result = job.train(data, options, out=run.path, resume=run.config_file.exists())
         return {"end": "finished", "validation": float(result["validation"]), "seconds": time.monotonic() - begun}
     except Interrupted:
         return {"end": "interrupted"}

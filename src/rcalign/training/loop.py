@@ -15,12 +15,11 @@ from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm
 from rcalign.errors import DivergedError
-from rcalign.evaluation import metrics
 from rcalign.evaluation.evaluate import (
     Part,
-    by_domain,
     calibration,
     confusions,
+    measure,
     summary,
     validation_accuracy,
     validation_loss,
@@ -132,6 +131,7 @@ def _finish(
     if averaged is not None:  # a row of its own: selection between runs must see what would be used
         folder.append(_record(parts, task, at.step, {}, averaged=True))
     counts = model.spec.count_matrix.numpy()
+    calibrated = calibration(parts, task.spec.domains)
     chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
     return {
         "algorithm": config.algorithm,
@@ -140,8 +140,8 @@ def _finish(
         "preset": config.preset,
         "data": config.data,
         "test_domains": list(config.test_domains),
-        **summary(parts, list(task.spec.domains), counts, task.dataset.shots),
-        "calibration": calibration(parts, task.spec.domains),
+        **summary(parts, list(task.spec.domains), counts, task.dataset.shots, calibrated["temperature"]),
+        "calibration": calibrated,
         "validation": validation_accuracy(parts, task.spec.domains),
         "steps": at.step,
         "seconds": round(at.seconds, 2),
@@ -163,8 +163,7 @@ def _record(
     return Record(
         step=step,
         loss=float(logs["loss"]) if "loss" in logs else None,
-        accuracy=by_domain(parts, lambda part: part.accuracy),
-        nll=by_domain(parts, lambda part: metrics.negative_log_likelihood(part.logits, part.y)),
+        metrics=measure(parts),
         validation=validation_accuracy(parts, task.spec.domains),
         averaged=averaged,
         logs={

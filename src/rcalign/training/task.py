@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +18,12 @@ from rcalign.algorithms.base import Algorithm, Network, seeded
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import Batches, evaluation_batches
 from rcalign.data.cache import ImageStore, cache_root, open_images
+from rcalign.data.columns import Encoding, Table, learn_encoding
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
-from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
-from rcalign.files import write_whole
 from rcalign.models.backbones import Backbone, Standardised, build
+from rcalign.models.features import computed_once
 from rcalign.models.weights import fingerprint
 from rcalign.presets import Preset
 from rcalign.types import DataSpec
@@ -65,6 +64,7 @@ class Task:
     backbone: Backbone
     frozen: nn.Module | None  # the image backbone whose features are the inputs
     augmentation: Augmentation | None  # of the images, also where a frozen backbone stands between
+    encoding: Encoding | None = None  # of the columns of a table
 
     @property
     def stored_size(self) -> int | None:
@@ -135,19 +135,24 @@ def make_task(
     seed: int,
     progress: bool = False,
 ) -> Task:
-    """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once)."""
-    frozen, augmentation = None, None
+    """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once).
+
+    image_size: side of the network's input; None for arrays.
+    """
+    frozen, augmentation, encoding = None, None, None
     with seeded(seed):  # a backbone without pretrained weights starts from the run's seed
         if isinstance(dataset.content, Arrays):
-            if freeze_backbone:
-                raise InputError("--freeze-backbone needs images, but the data are arrays: leave it out.")
-            inputs = Inputs(dataset.content.x, None, device)
+            x = dataset.content.x
+            if isinstance(dataset.content, Table):
+                encoding = learn_encoding(dataset.content, np.concatenate(list(splits.train.values())))
+                x = encoding.encode(dataset.content, f"'{dataset.name}'")
+            inputs = Inputs(x, None, device)
             made = build(backbone, inputs.shape, weights=weights, freeze_batch_norm=freeze_batch_norm)
         else:
-            size = image_size or dataset.content.native_size or 224
-            store = open_images(dataset, storage_size(size, dataset.content.native_size), progress=progress)
-            made = build(backbone, (3, size, size), weights=weights, freeze_batch_norm=freeze_batch_norm)
-            augmentation = Augmentation(size=size, mean=made.mean, std=made.std, **preset.augmentation)  # type: ignore[arg-type]
+            assert image_size is not None
+            store = open_images(dataset, storage_size(image_size, dataset.content.native_size), progress=progress)
+            made = build(backbone, (3, image_size, image_size), weights=weights, freeze_batch_norm=freeze_batch_norm)
+            augmentation = Augmentation(size=image_size, mean=made.mean, std=made.std, **preset.augmentation)  # type: ignore[arg-type]
             inputs = Inputs(store, augmentation, device)
             if freeze_backbone:
                 frozen = made.featurizer
@@ -166,7 +171,7 @@ def make_task(
         tuple(tuple(int(n) for n in row) for row in counts),
         inputs.shape,
     )
-    return Task(dataset, splits, spec, inputs, made, frozen, augmentation)
+    return Task(dataset, splits, spec, inputs, made, frozen, augmentation, encoding)
 
 
 def storage_size(size: int, native: int | None) -> int:
@@ -176,22 +181,13 @@ def storage_size(size: int, native: int | None) -> int:
 
 def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progress: bool) -> np.ndarray:
     """Features (n, h) of every row under a backbone that is not trained: computed once, kept in the cache."""
-    weights = fingerprint(backbone.featurizer)  # also of random ones, which have no name of their own
-    key = f"features-{dataset.fingerprint[:24]}-{weights}-{inputs.shape[-1]}.npy"
-    file = cache_root() / key
-    if file.exists():
-        with contextlib.suppress(ValueError, EOFError):  # not what was written: computed anew
-            return np.load(file, mmap_mode="r", allow_pickle=False)
-    featurizer = placed(backbone.featurizer, inputs.device).eval()
-    pieces = []
-    with torch.inference_mode(), Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task("features of the frozen backbone", total=len(dataset.y))
-        for x in inputs.batches(np.arange(len(dataset.y))):
-            pieces.append(featurizer(x).float().cpu().numpy())
-            bar.advance(task, len(x))
-    features = np.concatenate(pieces)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.save(buffer, features, allow_pickle=False)
-    write_whole(file, buffer.getvalue())
-    return features
+    assert isinstance(inputs.content, ImageStore) and inputs.augmentation is not None
+    # one file of an earlier version, whose key says less
+    old = f"features-{dataset.fingerprint[:24]}-{fingerprint(backbone.featurizer)}-{inputs.shape[-1]}.npy"
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        return np.load(cache_root() / old, mmap_mode="r", allow_pickle=False)
+    # what makes an input of an image: the same for image sizes that come to the same
+    pixels = (inputs.content.size, inputs.augmentation.size, inputs.augmentation.mean, inputs.augmentation.std)
+    featurizer = placed(backbone.featurizer, inputs.device)
+    key = (dataset.fingerprint, *pixels)
+    return computed_once(featurizer, inputs.batches, len(dataset), key=key, progress=progress)

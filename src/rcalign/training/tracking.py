@@ -18,7 +18,8 @@ from rcalign.functional.alignment import alignment_loss, centroids
 from rcalign.records import RunFolder
 from rcalign.training.task import Task
 
-MOST = 200  # rows of a domain that are looked at, the same ones every time
+MOST_IMAGES = 200  # rows of a domain that are measured, the same ones every time
+MOST_ROWS = 5000  # the same for arrays and for frozen features, which cost next to nothing
 SUPPORT = 24  # rows of a domain in the inner objective
 
 
@@ -29,13 +30,24 @@ class Tracker:
     all pairs but the own in the denominator: the loss of Theorem 2). gap: the target's error less the mean source
     error. before, after, alignment_after: J = CE + w DA of all source domains but one, and the same after a gradient
     step; w and the step size are the algorithm's own where it has them, else 1 and 1e-3.
+
+    Every domain is measured on all of its validation (or test) rows, or on a fixed random sample of them, stratified by
+    class: ``MOST_IMAGES`` where a network reads images, ``MOST_ROWS`` otherwise. The inner objective reads ``SUPPORT``
+    of them.
     """
 
     def __init__(self, task: Task, folder: RunFolder, every: int) -> None:
         self.every = every
         self._file = folder.path / "tracking.jsonl"
-        self._sources = [rows[:MOST] for name, rows in task.splits.val.items() if name in task.spec.domains]
-        self._targets = {name: rows[:MOST] for name, rows in task.splits.test.items() if name not in task.spec.domains}
+        y, most = task.dataset.y, MOST_ROWS if task.inputs.augmentation is None else MOST_IMAGES
+        val, test = task.splits.val, task.splits.test
+        self._sources = [
+            stratified_sample(rows, y[rows], most) for name, rows in val.items() if name in task.spec.domains
+        ]
+        self._targets = {
+            name: stratified_sample(rows, y[rows], most) for name, rows in test.items() if name not in task.spec.domains
+        }
+        self._supports = [stratified_sample(rows, y[rows], SUPPORT) for rows in self._sources]
         self._task = task
 
     def keep_until(self, step: int) -> None:
@@ -76,7 +88,7 @@ class Tracker:
         if len(self._sources) < 3:  # the support needs two domains to align
             return {}
         left_out = (step // self.every) % len(self._sources)
-        rows = [part[:SUPPORT] for k, part in enumerate(self._sources) if k != left_out]
+        rows = [part for k, part in enumerate(self._supports) if k != left_out]
         y = torch.from_numpy(np.concatenate([self._task.dataset.y[part] for part in rows])).to(self._task.inputs.device)
         domain = torch.cat([torch.full((len(part),), k) for k, part in enumerate(rows)]).to(y.device)
         x = torch.cat(list(self._task.inputs.batches(np.concatenate(rows))))
@@ -99,6 +111,23 @@ class Tracker:
             }
             after, da = objective(torch.func.functional_call(model, ahead, (x,)))
         return {"before": float(before.detach()), "after": float(after), "alignment_after": float(da), "weight": weight}
+
+
+def stratified_sample(rows: np.ndarray, y: np.ndarray, size: int, seed: int = 0) -> np.ndarray:
+    """``size`` of the rows (n,), ascending, drawn at random so that every class of y (n,) has its share, rounded up or
+    down; all of them if there are no more.
+
+    >>> stratified_sample(np.arange(100), np.repeat([0, 1], [75, 25]), 8)[-2:] >= 75
+    array([ True,  True])
+    >>> stratified_sample(np.array([3, 5]), np.array([0, 1]), 8)
+    array([3, 5])
+    """
+    if len(rows) <= size:
+        return rows
+    shuffled = np.random.default_rng(seed).permutation(len(rows))
+    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
+    evenly_spaced = (np.arange(size) * len(rows) + len(rows) // 2) // size
+    return np.sort(rows[by_class[evenly_spaced]])
 
 
 def read_tracking(path: Path | str) -> list[dict[str, Any]]:

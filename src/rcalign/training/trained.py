@@ -15,6 +15,7 @@ from rcalign.algorithms.base import Algorithm, Network, seeded
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import evaluation_batches
 from rcalign.data.cache import open_images
+from rcalign.data.columns import Encoding, Table
 from rcalign.data.source import Arrays, Dataset
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
@@ -30,7 +31,8 @@ class TrainedModel:
     """config: how it was trained. algorithm: with the chosen weights. frozen: the untrained backbone before it, if any.
 
     augmentation: what turns images (n, s, s, 3) uint8 into inputs; None for arrays. temperature: what validation says
-    logits should be divided by before they are probabilities (1 for a run that is not finished).
+    logits should be divided by before they are probabilities; calibrated: it was fitted, and is not just 1. finished:
+    the run came to its end, so that the weights are those that validation chose among all.
     """
 
     config: RunConfig
@@ -39,6 +41,20 @@ class TrainedModel:
     augmentation: Augmentation | None
     device: torch.device
     temperature: float = 1.0
+    calibrated: bool = False
+    finished: bool = True
+
+    @property
+    def notes(self) -> list[str]:
+        """What whoever uses the predictions should know of the model, in sentences."""
+        notes = []
+        if not self.finished:
+            notes.append(
+                "The run is not finished: these are the best weights so far; go on with 'rcalign train --resume'."
+            )
+        if not self.calibrated:
+            notes.append("The probabilities are not calibrated: a confidence says little about how often it is right.")
+        return notes
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
@@ -57,6 +73,8 @@ class TrainedModel:
         if isinstance(content, Arrays) != (self.augmentation is None):
             wanted = "images" if self.augmentation is not None else "arrays"
             raise InputError(f"the model was trained on {wanted}, but the data are not: give data of the same kind.")
+        if isinstance(content, Table) or self.encoding is not None:
+            content = Arrays(self._encoded(content, dataset.name))
         if isinstance(content, Arrays):
             shape, expected = tuple(content.x.shape[1:]), self.config.spec.input_shape
             if shape != expected:
@@ -67,6 +85,21 @@ class TrainedModel:
         assert self.augmentation is not None
         store = open_images(dataset, storage_size(self.augmentation.size, content.native_size))
         return evaluation_batches(store, rows, BATCH, self.augmentation, self.device)
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How columns of a table become inputs; None for a model of arrays or images."""
+        return None if self.config.table is None else Encoding.from_json(self.config.table)
+
+    def _encoded(self, content: object, name: str) -> np.ndarray:
+        """Inputs (n, f) of a table's raw columns."""
+        encoding = self.encoding
+        if encoding is None:
+            raise InputError(f"'{name}' is a table, but the model was trained on arrays: give an .npz of that shape.")
+        if not isinstance(content, Table):
+            columns = ", ".join(column.name for column in encoding.columns)
+            raise InputError(f"the model reads the columns {columns}: give a .csv or .parquet file that has them.")
+        return encoding.encode(content, f"'{name}'")
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
@@ -121,5 +154,15 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     hparams = spaces.build(entry.algorithm.Hparams, config.hparams)
     algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
     algorithm.load_state_dict(load_weights(folder.best_file))
-    temperature = ((folder.result() or {}).get("calibration") or {}).get("temperature", 1.0)
-    return TrainedModel(config, algorithm, frozen, augmentation, device, float(temperature))
+    result = folder.result()
+    calibration = (result or {}).get("calibration") or {}
+    return TrainedModel(
+        config,
+        algorithm,
+        frozen,
+        augmentation,
+        device,
+        temperature=float(calibration.get("temperature", 1.0)),
+        calibrated=bool(calibration.get("rows")),
+        finished=result is not None,
+    )

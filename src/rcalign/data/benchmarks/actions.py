@@ -3,16 +3,72 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rcalign.data.benchmarks import contents, facts, fetch, mnist, sample
+from rcalign.data.benchmarks import contents, facts, fetch, hearts, mnist, sample, sentiment
 from rcalign.data.benchmarks import prepare as preparing
 from rcalign.data.benchmarks.place import data_root, is_stand_in
 from rcalign.data.sources.named import names
 from rcalign.errors import InputError, unknown
 
 Root = str | os.PathLike[str] | None
+Done = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Special:
+    """A data set that is not a folder of images by domain and class, and its own way to do what all of them can.
+
+    prepare(sources, root, replace=, progress=); verify(name, root); draw(out, each=, seed=), a stand-in;
+    fetch(root, mirror=, progress=).
+    """
+
+    name: str
+    summary: str
+    folder: str
+    prepare: Callable[..., Done]
+    verify: Callable[..., Done]
+    draw: Callable[..., Done]
+    fetch: Callable[..., Done]
+
+
+def _not_fetched(root: Root = None, *, mirror: str | None = None, progress: bool = False) -> Done:
+    raise InputError(
+        f"sentiment comes in the source archive of a Python package: get it with '{sentiment.GET}', then run 'rcalign "
+        "data prepare sentiment --from vaderSentiment-3.3.2.tar.gz'."
+    )
+
+
+def _digits(name: str, summary: str) -> Special:
+    draw = partial(sample.sample_mnist, name)
+    return Special(name, summary, mnist.FOLDER, mnist.prepare, mnist.verify, draw, fetch.fetch_mnist)
+
+
+SPECIAL = (
+    _digits("ColoredMNIST", "two classes of digits in two colours"),
+    _digits("RotatedMNIST", "turned digits"),
+    Special(
+        hearts.NAME,
+        hearts.SUMMARY,
+        hearts.FOLDER,
+        hearts.prepare,
+        hearts.verify,
+        partial(sample.sample_rows, hearts.NAME, hearts.FOLDER, hearts.drawn),
+        fetch.fetch_hearts,
+    ),
+    Special(
+        sentiment.NAME,
+        sentiment.SUMMARY,
+        sentiment.FOLDER,
+        sentiment.prepare,
+        sentiment.verify,
+        partial(sample.sample_rows, sentiment.NAME, sentiment.FOLDER, sentiment.drawn),
+        _not_fetched,
+    ),
+)
 
 
 def prepare_data(
@@ -25,9 +81,10 @@ def prepare_data(
     replace: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """``prepare.prepare`` or ``mnist.prepare``, and then whether the data set is whole."""
-    if _is_mnist(name):
-        return _checked(mnist.prepare(sources, root, replace=replace), name, root)
+    """``prepare.prepare`` or that of a special data set, and then whether the data set is whole."""
+    special = _special(name)
+    if special is not None:
+        return _checked(special.prepare(sources, root, replace=replace, progress=progress), name, root)
     benchmark = facts.get(_known(name))
     done = preparing.prepare(benchmark, sources, root, drop=drop, keep=keep, replace=replace, progress=progress)
     return _checked(done, name, root)
@@ -41,9 +98,10 @@ def verify_data(
     decode: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """``contents.verify`` or ``mnist.verify``."""
-    if _is_mnist(name):
-        return mnist.verify(_proper(name), root)
+    """``contents.verify`` or that of a special data set."""
+    special = _special(name)
+    if special is not None:
+        return special.verify(special.name, root)
     benchmark = facts.get(_known(name))
     return contents.verify(
         benchmark, root, split_file, long_tailed=facts.is_mlt(name), decode=decode, progress=progress
@@ -58,9 +116,10 @@ def fetch_data(
     keep_archives: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """``fetch.fetch`` or ``fetch.fetch_mnist``, and then whether the data set is whole."""
-    if _is_mnist(name):
-        return _checked(fetch.fetch_mnist(root, mirror=mirror, progress=progress), name, root)
+    """``fetch.fetch`` or that of a special data set, and then whether the data set is whole."""
+    special = _special(name)
+    if special is not None:
+        return _checked(special.fetch(root, mirror=mirror, progress=progress), name, root)
     benchmark = facts.get(_known(name))
     done = fetch.fetch(
         benchmark,
@@ -76,9 +135,10 @@ def fetch_data(
 def sample_data(
     name: str, out: str | os.PathLike[str], *, each: int = 4, size: int = 64, seed: int = 0
 ) -> dict[str, Any]:
-    """``sample.sample`` or ``sample.sample_mnist``; ``use`` in the answer is what to give as data."""
-    if _is_mnist(name):
-        done = sample.sample_mnist(_proper(name), out, each=each, seed=seed)
+    """``sample.sample`` or that of a special data set; ``use`` in the answer is what to give as data."""
+    special = _special(name)
+    if special is not None:
+        done = special.draw(out, each=each, seed=seed)
     else:
         benchmark = facts.get(_known(name))
         done = sample.sample(benchmark, out, each=each, size=size, long_tailed=facts.is_mlt(name), seed=seed)
@@ -96,11 +156,11 @@ def list_data(root: Root = None) -> list[dict[str, Any]]:
             state = "with split file" if state != "–" and (folder / f"{benchmark.name}.csv").is_file() else state
             summary = f"{benchmark.name}, long-tailed"
             found.append({"name": benchmark.mlt_name, "state": state, "folder": str(folder), "summary": summary})
-    folder = data_root(root) / mnist.FOLDER
-    here = mnist.find(folder) is not None
-    state = "stand-in" if is_stand_in(folder) else "here" if here else "–"
-    for name, summary in (("ColoredMNIST", "two classes of digits in two colours"), ("RotatedMNIST", "turned digits")):
-        found.append({"name": name, "state": state, "folder": str(folder), "summary": summary})
+    for special in SPECIAL:
+        folder = data_root(root) / special.folder
+        here = folder.is_dir() and (special.folder != mnist.FOLDER or mnist.find(folder) is not None)
+        state = "stand-in" if is_stand_in(folder) else "here" if here else "–"
+        found.append({"name": special.name, "state": state, "folder": str(folder), "summary": special.summary})
     return found
 
 
@@ -109,8 +169,8 @@ def _checked(done: dict[str, Any], name: str, root: Root) -> dict[str, Any]:
     return {**done, "complete": report["complete"], "problems": report["problems"]}
 
 
-def _is_mnist(name: str) -> bool:
-    return facts.key(name) in {facts.key(known) for known in mnist.NAMES}
+def _special(name: str) -> Special | None:
+    return next((special for special in SPECIAL if facts.key(special.name) == facts.key(name)), None)
 
 
 def _known(name: str) -> str:
@@ -125,7 +185,8 @@ def _known(name: str) -> str:
 
 def _proper(name: str) -> str:
     """The published spelling."""
-    if _is_mnist(name):
-        return next(known for known in mnist.NAMES if facts.key(known) == facts.key(name))
+    special = _special(name)
+    if special is not None:
+        return special.name
     benchmark = facts.get(name)
     return benchmark.mlt_name or benchmark.name if facts.is_mlt(name) else benchmark.name

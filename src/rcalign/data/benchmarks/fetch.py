@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rcalign.data.benchmarks import contents, mdlt, mnist, parquet
+from rcalign.data.benchmarks import contents, hearts, mdlt, mnist, parquet
 from rcalign.data.benchmarks.archives import BrokenArchive
 from rcalign.data.benchmarks.download import NoSource, Patience, download
 from rcalign.data.benchmarks.facts import MNIST_FILES, Benchmark, Offer, Remote
@@ -112,6 +112,32 @@ def fetch_mnist(
                 _by_hand("RotatedMNIST", [_told(failed)], MNIST_PAGE, list(MNIST_FILES), "FOLDER")
             ) from None
         done = mnist.prepare(files, root)
+        shutil.rmtree(folder, ignore_errors=True)
+    return done
+
+
+def fetch_hearts(
+    root: str | os.PathLike[str] | None = None,
+    *,
+    mirror: str | None = None,
+    progress: bool = False,
+    patience: Patience = Patience(),  # noqa: B008  (frozen)
+) -> dict[str, Any]:
+    """The archive of the four hospitals' tables."""
+    place = data_root(root) / hearts.FOLDER
+    folder = data_root(root) / DOWNLOADS / hearts.FOLDER
+    with locked(place.with_name(f".{place.name}.fetch.lock"), "Another process fetches hearts: waiting."):
+        if place.exists():
+            return {"name": hearts.NAME, "folder": str(place), "images": {}, "notes": ["it is in place already"]}
+        try:
+            files = [
+                download(_mirrored(remote, mirror), folder, progress=progress, patience=patience)
+                for remote in hearts.OFFER.files
+            ]
+        except NoSource as failed:
+            names = [remote.name for remote in hearts.OFFER.files]
+            raise InputError(_by_hand(hearts.NAME, [_told(failed)], hearts.PAGE, names, "FILE")) from None
+        done = hearts.prepare(files, root)
         shutil.rmtree(folder, ignore_errors=True)
     return done
 

@@ -174,7 +174,11 @@ def _small() -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(
-    sources: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None, *, replace: bool = False
+    sources: Sequence[str | os.PathLike[str]],
+    root: str | os.PathLike[str] | None = None,
+    *,
+    replace: bool = False,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Copies the files of MNIST into the data root, after they were read. sources: folders, archives or the files."""
     folder = data_root(root) / FOLDER
@@ -213,17 +217,22 @@ def _collect(source: Path, growing: Path) -> None:
     if usual is not None:  # first, since other sets in the folder may have files of the same names
         with disk_errors(growing):
             for path in usual.values():
-                shutil.copy2(path, growing / path.name)
+                _copy(path, growing)
     elif source.is_dir() or (source.is_file() and is_archive(source)):
         for _ in open_source(source).copy(lambda entry: [growing / entry.name] if entry.name in names else []):
             pass
     elif source.is_file() and source.name in names:
         with disk_errors(growing):
-            shutil.copy2(source, growing / source.name)
+            _copy(source, growing)
     else:
         raise InputError(
             f"'{source}' is no folder, archive or file of MNIST: expected {NPZ} or {', '.join(MNIST_FILES)}."
         )
+
+
+def _copy(file: Path, folder: Path) -> None:
+    (folder / file.name).unlink(missing_ok=True)  # it may be a link to a file of the user's
+    shutil.copy2(file, folder / file.name)
 
 
 def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, Any]:

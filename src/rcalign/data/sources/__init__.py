@@ -9,7 +9,7 @@ Its keyword arguments with a default are the parameters of ``emoji-mlt:imbalance
 
 from __future__ import annotations
 
-from rcalign.data.sources import arrays, benchmarks, emoji, folder, manifest
+from rcalign.data.sources import arrays, benchmarks, emoji, folder, manifest, table
 from rcalign.data.sources.named import entries, is_name, load, looks_like_name, names, register
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "manifest",
     "names",
     "register",
+    "table",
 ]

@@ -43,3 +43,17 @@ def rotated_mnist(*, root: str = "", seed: int = 0, few: bool = False) -> Datase
     from rcalign.data.benchmarks import mnist
 
     return mnist.rotated(root or None, seed, few)
+
+
+@register("hearts", summary="heart disease or not, of the patients of four hospitals (domains)")
+def hearts(*, root: str = "", label: str = "disease", flags: bool = False) -> Dataset:
+    from rcalign.data.benchmarks import hearts as tables
+
+    return tables.load(root or None, label=label, flags=flags)
+
+
+@register("sentiment", summary="negative, neutral or positive: sentences of four sources (domains) as embeddings")
+def sentiment(*, root: str = "", progress: bool = False) -> Dataset:
+    from rcalign.data.benchmarks import sentiment as texts
+
+    return texts.load(root or None, progress=progress)

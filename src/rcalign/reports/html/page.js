@@ -631,7 +631,7 @@ function start() {
   });
   $("which")?.addEventListener("change", () => {
     state.table = +$("which").value;
-    for (const view of document.querySelectorAll(".overview")) view.hidden = view.dataset.table !== $("which").value;
+    for (const view of document.querySelectorAll(".overview, .further")) view.hidden = view.dataset.table !== $("which").value;
     fillControls();
     drawAll();
   });

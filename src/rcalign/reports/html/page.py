@@ -13,7 +13,15 @@ from rcalign.reports import published
 from rcalign.reports.figures import AVERAGE, Results, compare, default_baseline, leaders, mean_ranks, median_seconds
 from rcalign.reports.html.series import page_data
 from rcalign.reports.report import Report
-from rcalign.reports.tables import averages_table, cell_of, published_figure, published_notes, signed
+from rcalign.reports.tables import (
+    Table,
+    averages_table,
+    cell_of,
+    metrics_table,
+    published_figure,
+    published_notes,
+    signed,
+)
 
 
 def make_page(report: Report) -> str:
@@ -66,6 +74,7 @@ class Overview:
     header: tuple[str, ...]
     rows: tuple[tuple[str, tuple[OverviewCell, ...], bool], ...]  # label, cells, whether only published
     notes: tuple[str, ...]
+    further: Table | None  # metrics beside accuracy
 
 
 def overview(table: Results, report: Report) -> Overview:
@@ -99,7 +108,7 @@ def overview(table: Results, report: Report) -> Overview:
     header = (*table.columns, "mean rank", "seconds")
     notes = published_notes(table) if report.with_published else ()
     subtitle = f"protocol {table.protocol}, chosen by {table.rule.title}"
-    return Overview(table.data, subtitle, header, tuple(rows), notes)
+    return Overview(table.data, subtitle, header, tuple(rows), notes, metrics_table(table))
 
 
 def _published_only(table: Results) -> list[tuple[str, tuple[OverviewCell, ...], bool]]:

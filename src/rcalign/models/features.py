@@ -1,0 +1,246 @@
+"""Outputs of a network that is not trained, for every row of a data set: computed once, by one process, for all.
+
+They lie in the cache as one ``.npy`` file for each key, read by memory mapping. While they are computed the file is
+called ``….partial`` and grows by whole batches, so that nothing but the last seconds is lost when the process ends,
+however it ends; the next one goes on there, with the same batches and hence the same bits. A lock makes others wait. A
+small JSON file beside it says how far the work is: ``underway`` reads it, for whoever waits or watches.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from torch import Tensor, nn
+
+from rcalign.data.cache import cache_root, disk_errors, read_json, write_json
+from rcalign.errors import InputError
+from rcalign.models.weights import fingerprint
+
+FOLDER = "features"
+SYNC_EVERY = 5.0  # seconds between two moments at which what was computed is safe on the disk
+WAIT = 0.5  # seconds between two looks at whether another process is done
+RECENT = 60.0  # seconds after which a progress file that does not change is a dead process's
+
+Inputs = Callable[[np.ndarray], Iterator[Tensor]]
+
+
+@dataclass(frozen=True)
+class Underway:
+    """A computation in some process. seconds_left: None before there is something to go by."""
+
+    what: str
+    done: int
+    rows: int
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        """
+        >>> str(Underway("features", 4096, 9991, 170.0))
+        'features: 4,096 of 9,991 rows, 3 min left'
+        """
+        left = "" if self.seconds_left is None else f", {max(1, round(self.seconds_left / 60))} min left"
+        return f"{self.what}: {self.done:,} of {self.rows:,} rows{left}"
+
+
+def underway() -> list[Underway]:
+    """What processes on this machine are computing now."""
+    folder = cache_root() / FOLDER
+    found = []
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        state = read_json(file)
+        if state is not None and time.time() - state["time"] < RECENT:
+            found.append(Underway(state["what"], state["done"], state["rows"], state["seconds_left"]))
+    return found
+
+
+def computed_once(
+    module: nn.Module,
+    inputs: Inputs,
+    rows: int,
+    *,
+    key: Sequence[object],
+    dtype: str = "float32",
+    what: str = "features of the frozen backbone",
+    progress: bool = False,
+) -> np.ndarray:
+    """module(x) for all rows, (rows, ...) of ``dtype`` (float16 or float32), mapped read-only from the cache.
+
+    module: put into evaluation mode and used on the device where it is; its weights and structure are part of the key.
+    inputs: row numbers -> batches of network inputs in that order. key: whatever else decides what the inputs are.
+
+    >>> import tempfile
+    >>> os.environ["RCALIGN_CACHE"] = tempfile.mkdtemp()
+    >>> x = torch.arange(6.0)[:, None]
+    >>> net = nn.Linear(1, 2)
+    >>> found = computed_once(net, lambda rows: (x[part] for part in np.split(rows, 3)), 6, key=["doctest"])
+    >>> found.shape, bool(np.allclose(found, net(x).detach()))
+    ((6, 2), True)
+    """
+    structure = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
+    parts = [*map(str, key), fingerprint(module), structure, str(rows), dtype]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+    file = cache_root() / FOLDER / f"{digest}.npy"
+    found = _whole(file, rows)
+    if found is not None:
+        return found
+    with _bar(what, rows, progress) as show, _alone(file.with_suffix(".lock"), lambda: show(_done(file))):
+        found = _whole(file, rows)  # another process may have been at it while this one waited
+        if found is None:
+            _compute(module, inputs, rows, file, np.dtype(dtype), what, show)
+            found = _whole(file, rows)
+    if found is None:
+        raise InputError(f"'{file}' was written but cannot be read: remove it and run the same command again.")
+    return found
+
+
+def _whole(file: Path, rows: int) -> np.ndarray | None:
+    """The array of a finished file, or None."""
+    try:
+        found = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if len(found) == rows else None
+
+
+def _compute(
+    module: nn.Module,
+    inputs: Inputs,
+    rows: int,
+    file: Path,
+    dtype: np.dtype[Any],
+    what: str,
+    show: Callable[[int], None],
+) -> None:
+    module.eval()
+    with disk_errors(file.parent), _Growing(file, rows, dtype, what) as growing, torch.inference_mode():
+        show(growing.done)
+        for x in inputs(np.arange(growing.done, rows)):
+            growing.append(module(x).to("cpu", torch.float32).numpy())
+            show(growing.done)
+        if growing.done != rows:
+            raise ValueError(f"{growing.done} rows came of the inputs, {rows} were expected")
+        growing.finish()
+
+
+class _Growing:
+    """The file while it is written: a header for all rows, and as many rows as there are."""
+
+    def __init__(self, file: Path, rows: int, dtype: np.dtype[Any], what: str) -> None:
+        self._file, self._rows, self._dtype, self._what = file, rows, dtype, what
+        self._partial, self._state = file.with_suffix(".partial"), file.with_suffix(".json")
+        self._out: IO[bytes] | None = None
+        self._shape: tuple[int, ...] | None = None
+        self.done = self._resumed()
+        self._begun, self._first, self._synced = time.monotonic(), self.done, time.monotonic()
+
+    def _resumed(self) -> int:
+        """Opens what an earlier process left behind, cut to the rows that it knew to be safe. -> how many."""
+        state = read_json(self._state)
+        try:
+            out = open(self._partial, "r+b")  # noqa: SIM115  (closed by __exit__)
+        except FileNotFoundError:
+            return 0
+        try:
+            npy.read_magic(out)
+            shape, _, dtype = npy.read_array_header_1_0(out)
+            start = out.tell()
+            width = int(np.prod(shape[1:])) * dtype.itemsize
+            done = min(int(state["done"]), (self._partial.stat().st_size - start) // width)
+            if (shape[0], dtype) != (self._rows, self._dtype):
+                raise ValueError("another array")
+        except (ValueError, TypeError, KeyError, ZeroDivisionError):  # not what was written: from the beginning
+            out.close()
+            return 0
+        out.truncate(start + done * width)
+        out.seek(0, os.SEEK_END)
+        self._out, self._shape = out, shape[1:]
+        return done
+
+    def append(self, batch: np.ndarray) -> None:
+        if self._out is None:
+            self._shape = batch.shape[1:]
+            self._out = open(self._partial, "w+b")  # noqa: SIM115
+            header = {
+                "descr": npy.dtype_to_descr(self._dtype),
+                "fortran_order": False,
+                "shape": (self._rows, *self._shape),
+            }
+            npy.write_array_header_1_0(self._out, header)
+        if batch.shape[1:] != self._shape:
+            raise ValueError(f"outputs of shape {batch.shape[1:]} follow those of shape {self._shape}")
+        self._out.write(np.ascontiguousarray(batch, dtype=self._dtype).data)
+        self.done += len(batch)
+        if time.monotonic() - self._synced > SYNC_EVERY:
+            self.sync()
+
+    def sync(self) -> None:
+        if self._out is None:
+            return
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        self._synced = time.monotonic()
+        new = self.done - self._first
+        left = (self._synced - self._begun) * (self._rows - self.done) / new if new else None
+        state = {"what": self._what, "done": self.done, "rows": self._rows, "seconds_left": left, "time": time.time()}
+        write_json(self._state, {**state, "pid": os.getpid()})
+
+    def finish(self) -> None:
+        self.sync()
+        os.replace(self._partial, self._file)
+        self._state.unlink(missing_ok=True)
+
+    def __enter__(self) -> _Growing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._out is not None:
+            if kind is not None:  # also Ctrl-C and SystemExit: what is computed stays
+                self.sync()
+            self._out.close()
+
+
+def _done(file: Path) -> int:
+    """How many rows the process that holds the lock has."""
+    state = read_json(file.with_suffix(".json"))
+    return 0 if state is None else int(state["done"])
+
+
+@contextmanager
+def _alone(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Holds a lock that the system releases when the process ends. waiting: called now and then until it is free."""
+    with disk_errors(lock.parent):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(lock, "w")  # noqa: SIM115  (held until the end of the block)
+    with handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waiting()
+                time.sleep(WAIT)
+        yield
+
+
+@contextmanager
+def _bar(what: str, rows: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not wanted, transient=True) as bar:
+        task = bar.add_task(what, total=rows)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,205 @@
+"""From options and data to a run: every choice that is left open is made here, once, and then the run is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rcalign.algorithms  # noqa: F401  (registers)
+from rcalign import presets, registry
+from rcalign.data import source
+from rcalign.data.source import Arrays, Dataset
+from rcalign.data.sources import named
+from rcalign.data.splits import Splits
+from rcalign.data.splits import split as make_splits
+from rcalign.devices import resolve_device
+from rcalign.errors import InputError, unknown
+from rcalign.extensions import import_modules
+from rcalign.records import RunConfig, RunFolder, versions
+from rcalign.training.options import TrainOptions
+from rcalign.training.run import complete, hparams_of
+from rcalign.training.task import Task, make_task
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run made ready. config: its options with every choice made. hparams: the hyperparameters that were asked for,
+    some of which may be its first stage's."""
+
+    task: Task
+    config: RunConfig
+    hparams: Mapping[str, Any]
+
+
+def train(
+    data: str | Path | Dataset,
+    options: TrainOptions,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Trains one model in the run folder ``out`` and returns its result, as in ``result.json``, with the folder."""
+    import_modules(options.imports)
+    registry.get(options.algorithm)  # a wrong name is noticed before the data are read
+    dataset = data
+    if not isinstance(dataset, Dataset):
+        dataset = source.load(dataset, skip_bad=options.skip_bad, progress=progress)
+    if options.skip_bad and progress:
+        for note in dataset.notes:
+            print(note, file=sys.stderr)
+    job = prepare(options, dataset, data=None if isinstance(data, Dataset) else located(data), progress=progress)
+    folder = RunFolder(out if out is not None else default_folder(job.config))
+    _, result = complete(job.task, job.config, folder, job.hparams, resume=resume, progress=progress)
+    return {**result, "folder": str(folder.path)}
+
+
+def prepare(
+    options: TrainOptions,
+    dataset: Dataset,
+    *,
+    data: str | None = None,
+    splits: Splits | None = None,
+    progress: bool = False,
+) -> Job:
+    """What a run needs: rows split, images decoded, the network's featurizer built, every open option decided.
+
+    data: how to find the data again (by default the data set's name). splits: the rows of each part, where the caller
+    divides them; by default those of the protocol.
+    """
+    entry = registry.get(options.algorithm)
+    arrays = isinstance(dataset.content, Arrays)
+    preset = presets.choose(options.preset, arrays=arrays, freeze_backbone=options.freeze_backbone)
+    protocol = options.protocol or preset.protocol
+    if splits is None:
+        _check_test_domains(dataset, protocol, options.test_domains)
+    _check_network_options(options, arrays)
+    values = hparams_of(entry, preset.name, options.hparams)
+    if splits is None:
+        splits = make_splits(dataset, protocol, options.test_domains, options.seed)
+    _check_training_part(dataset, splits)
+    device = torch.device(resolve_device(options.device))
+    image_size = None
+    if not isinstance(dataset.content, Arrays):
+        image_size = options.image_size or preset.image_size or dataset.content.native_size or 224
+    decided: dict[str, Any] = {
+        "backbone": options.backbone or preset.backbone,
+        "weights": _located_weights(options.weights),
+        "freeze_backbone": options.freeze_backbone,
+        "freeze_batch_norm": preset.freeze_batch_norm
+        if options.freeze_batch_norm is None
+        else options.freeze_batch_norm,
+        "image_size": image_size,
+        "seed": options.seed,
+    }
+    task = make_task(dataset, splits, preset, device=device, progress=progress, **decided)
+    _check_memory(task, values.batch_size)
+    config = RunConfig(
+        **{
+            **{item.name: getattr(options, item.name) for item in dataclasses.fields(options)},
+            **decided,
+            "algorithm": entry.name,
+            "protocol": protocol,
+            "preset": preset.name,
+            "steps": options.steps or preset.steps,
+            "evaluate_every": options.evaluate_every or preset.evaluate_every,
+            "average": options.average or entry.traits.averages,
+            "hparams": dataclasses.asdict(values),
+            "device": device.type,
+        },
+        data=data or dataset.name,
+        data_fingerprint=dataset.fingerprint,
+        weights_fingerprint=task.backbone.weights,
+        spec=task.spec,
+        threads=torch.get_num_threads(),
+        table=None if task.encoding is None else task.encoding.to_json(),
+        stored_size=task.stored_size,
+        stage_one=entry.traits.stage_one,
+        versions=versions(),
+    )
+    return Job(task, config, options.hparams)
+
+
+def located(data: str | Path) -> str:
+    """How to find the data from any folder: a path as an absolute one; a name as it is.
+
+    >>> located("emoji"), located("photos/") == os.path.abspath("photos")
+    ('emoji', True)
+    """
+    text = os.fspath(data)
+    if isinstance(data, Path) or not named.is_name(text):
+        path, mark, columns = (text, "", "") if os.path.exists(text) else text.partition("?")  # of a table
+        return os.path.abspath(path) + mark + columns
+    return re.sub(r"(?<=[:,])root=([^,]*)", lambda found: "root=" + os.path.abspath(found[1]), text)
+
+
+def _located_weights(weights: str | None) -> str | None:
+    return os.path.abspath(weights) if weights is not None and os.path.exists(weights) else weights
+
+
+def default_folder(config: RunConfig) -> Path:
+    """runs/DATA-ALGORITHM-HELDOUT-seedS."""
+    data = Path(config.data).stem
+    if named.is_name(config.data):  # where a benchmark lies does not tell which one it is
+        data = re.sub(r"(?<=[:,])root=[^,]*", "", config.data).rstrip(":,")
+    words = [data, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
+    return Path("runs") / file_name(*words)
+
+
+def file_name(*words: str) -> str:
+    """Words as a file name, which systems allow up to 255 bytes.
+
+    >>> file_name("my photos", "ERM", "seed0")
+    'my_photos-ERM-seed0'
+    """
+    name = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
+    return name.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
+
+
+def _check_test_domains(dataset: Dataset, protocol: str, test_domains: tuple[str, ...]) -> None:
+    for name in test_domains:
+        if name not in dataset.domains:
+            raise unknown("domain", name, dataset.domains)
+    if protocol == "mdlt" and test_domains:
+        raise InputError("under `protocol=mdlt` every domain trains and is tested: leave `test_domains` out.")
+    if protocol == "lodo" and not test_domains:
+        listed = ", ".join(dataset.domains)
+        raise InputError(f"`test_domains` is missing: name the domain to hold out, one of {listed}.")
+
+
+def _check_network_options(options: TrainOptions, arrays: bool) -> None:
+    """Options for images are not silently left out where the data are rows or series."""
+    for name in ("freeze_backbone", "image_size", "weights") if arrays else ():
+        if getattr(options, name):
+            raise InputError(f"`{name}` needs images, but the data are arrays: leave it out.")
+
+
+def _check_training_part(dataset: Dataset, splits: Splits) -> None:
+    labels = {int(label) for rows in splits.train.values() for label in dataset.y[rows]}
+    if len(labels) < 2:
+        rows = sum(map(len, splits.train.values()))
+        found = f"one class only, '{dataset.classes[labels.pop()]}'" if labels else "no class"
+        raise InputError(
+            f"the training part of '{dataset.name}' ({rows} rows) has {found}, but a classifier needs at least two: "
+            "add rows of another class."
+        )
+
+
+def _check_memory(task: Task, batch_size: int) -> None:
+    """A batch that cannot fit is refused before the run folder is made."""
+    needed = 4 * batch_size * task.spec.num_domains * math.prod(task.spec.input_shape)
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > here:
+        raise InputError(
+            f"hyperparameter 'batch_size' is {batch_size}: the inputs of one step would take {needed / 2**30:,.0f} "
+            f"GiB, but this machine has {here / 2**30:,.0f}: lower it."
+        )

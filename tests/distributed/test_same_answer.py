@@ -1,0 +1,94 @@
+"""N workers give what one gives: every algorithm, in float64, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from dividing import ROWS, cases, train
+from torch import nn
+
+from rcalign.distributed import DividedRows, Workers
+from rcalign.errors import InputError
+from rcalign.files import load_weights
+
+HERE = Path(__file__).resolve().parent
+TOLERANCE = 1e-10
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(size: int, out: Path, names: list[str]) -> list[subprocess.Popen[bytes]]:
+    port = str(free_port())
+    path = os.pathsep.join([str(HERE.parent), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    return [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "dividing.py"), str(rank), str(size), port, str(out), *names],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(size)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, torch.Tensor]]:
+    return {}
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["two workers", "three workers"])
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the results of all cases on so many workers."""
+    out = tmp_path_factory.mktemp(f"workers-{request.param}")
+    processes = start(request.param, out, cases())
+    assert [process.wait() for process in processes] == [0] * request.param
+    return out
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases())
+def test_workers_give_what_one_gives(case: str, together: Path, alone: dict[str, dict[str, torch.Tensor]]) -> None:
+    failures = json.loads((together / "failures.json").read_text())
+    assert case not in failures, failures[case]
+    if case not in alone:
+        alone[case] = train(case)
+    assert_close(load_weights(together / f"{case}.safetensors"), alone[case])
+
+
+@pytest.mark.parametrize("case", ["ERM", "CORAL", "RC-Align", "RC-Align meta_gradient=exact", "Fish", "SAGM", "IRM"])
+def test_pieces_one_after_the_other_give_the_whole(case: str) -> None:
+    assert_close(train(case, accumulate=3), train(case))
+
+
+def test_what_mixes_rows_inside_the_network_cannot_be_done_in_pieces() -> None:
+    with pytest.raises(InputError, match="cannot be computed in pieces"):
+        train("MixStyle probability=1", accumulate=2)
+    with pytest.raises(InputError, match="freeze batch norm"):
+        train("ERM normed", accumulate=2)
+
+
+def test_shares_cover_every_row_once() -> None:
+    for size in (1, 2, 3, 5):
+        parts = [range(*Workers(rank, size).share(ROWS)) for rank in range(size)]
+        assert [row for part in parts for row in part] == list(range(ROWS))
+        assert [len(part) for part in parts] == Workers(0, size).shares(ROWS)
+
+
+def test_fewer_rows_than_pieces_is_said() -> None:
+    with pytest.raises(InputError, match="batch_size is 2 rows of each domain, fewer than 1 x 3 pieces"):
+        DividedRows(nn.Linear(2, 2), batch_size=2, accumulate=3)
