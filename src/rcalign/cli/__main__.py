@@ -1,0 +1,5 @@
+"""``python -m rcalign.cli``."""
+
+from rcalign.cli import main
+
+main()

@@ -1,0 +1,191 @@
+"""``rcalign data ...``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rcalign.cli.shared import AsJson, Data, show, stop
+
+app = typer.Typer(no_args_is_help=True, help="Look at data sets, and get the published ones.")
+
+
+Root = Annotated[
+    Path | None, typer.Option(help="The data root.", show_default="$RCALIGN_DATA or ~/.local/share/rcalign")
+]
+
+
+Name = Annotated[str, typer.Argument(help="A benchmark: see 'rcalign data list'.", show_default=False)]
+
+
+@app.command("info")
+def data_info(data: Data, as_json: AsJson = False) -> None:
+    """Samples per domain and class, what was dropped and why."""
+    from rcalign import api
+
+    info = api.data_info(data)
+    if as_json:
+        print(json.dumps(info, indent=2))
+        return
+    table = Table("class", *info["domains"], "all", title=f"{info['name']}: {info['rows']:,} samples")
+    for name in info["classes"]:
+        numbers = [counts[name] for counts in info["counts"].values()]
+        table.add_row(name, *(f"{n:,}" for n in [*numbers, sum(numbers)]))
+    table.add_section()
+    table.add_row("all", *(f"{n:,}" for n in info["rows_of_domain"].values()), f"{info['rows']:,}")
+    show(table)
+    for note in info["notes"]:
+        show(f"- {note}")
+
+
+@app.command("list")
+def data_list(root: Root = None, as_json: AsJson = False) -> None:
+    """The published benchmarks, and which of them are here."""
+    from rcalign import api
+
+    rows = api.data_list(root)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("name", "state", "what it is")
+    for row in rows:
+        table.add_row(row["name"], row["state"], row["summary"])
+    Console().print(table)
+    print("Get one: rcalign data fetch NAME. Have it: rcalign data prepare NAME --from PATH.")
+
+
+@app.command("prepare")
+def data_prepare(
+    name: Name,
+    from_: Annotated[
+        list[Path],
+        typer.Option(
+            "--from",
+            help="An archive, a folder (also DomainBed's data_dir), parquet files, camera-trap annotations, or an MDLT "
+            "split file (repeat for several).",
+            show_default=False,
+        ),
+    ],
+    root: Root = None,
+    drop: Annotated[
+        Path | None,
+        typer.Option(help="A list of images to leave out, such as DomainNet's duplicates.", show_default=False),
+    ] = None,
+    keep: Annotated[
+        list[Path] | None,
+        typer.Option(help="A list of the only images to use, such as DomainNet126's (repeat).", show_default=False),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Prepare domains anew that are in place.")] = False,
+) -> None:
+    """Put a benchmark that you have into the data root, where its name finds it.
+
+    Example: rcalign data prepare PACS --from PACS.zip
+    """
+    from rcalign import api
+
+    with _goes_on():
+        done = api.data_prepare(name, from_, root, drop=drop, keep=keep or (), replace=replace, progress=True)
+    _show_prepared(done)
+
+
+@app.command("fetch")
+def data_fetch(
+    name: Name,
+    root: Root = None,
+    mirror: Annotated[
+        str | None, typer.Option(help="An address that has the files by their names, asked first.", show_default=False)
+    ] = None,
+    keep_archives: Annotated[
+        bool, typer.Option("--keep-archives", help="Leave the downloaded files in ROOT/downloads.")
+    ] = False,
+) -> None:
+    """Download a benchmark and prepare it. Run it again to go on where it stopped."""
+    from rcalign import api
+
+    with _goes_on():
+        done = api.data_fetch(name, root, mirror=mirror, keep_archives=keep_archives, progress=True)
+    _show_prepared(done)
+
+
+@app.command("verify")
+def data_verify(
+    name: Name,
+    root: Root = None,
+    splits: Annotated[
+        Path | None, typer.Option(help="An MDLT split file.", show_default="the one with the images, or the rule")
+    ] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Also decode every image.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare domains, classes and counts with the published ones. Ends with code 1 if something is missing."""
+    from rcalign import api
+
+    report = api.data_verify(name, root, split_file=splits, decode=decode, progress=not as_json)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show_verified(report)
+    if not report["complete"]:
+        raise typer.Exit(1)
+
+
+@app.command("sample")
+def data_sample(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="The data root to write to.", show_default=False)],
+    each: Annotated[int, typer.Option(help="Images of every (domain, class) pair.")] = 4,
+    size: Annotated[int, typer.Option(help="Side of an image.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the drawings.")] = 0,
+) -> None:
+    """Draw a tiny stand-in with a benchmark's layout, domains and classes, to try things on."""
+    from rcalign import api
+
+    done = api.data_sample(name, out, each=each, size=size, seed=seed)
+    print(f"{done['images']:,} drawn {done.get('unit', 'images')} written to {done['root']}/{done['folder']}")
+    print(f"Next: rcalign data info {done['use']}")
+
+
+@contextmanager
+def _goes_on() -> Iterator[None]:
+    """Says after Ctrl-C what these commands do when they are run again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stop("stopped; the same command goes on where this one was.", 130)
+
+
+def _show_prepared(done: dict[str, Any]) -> None:
+    for domain, images in done["images"].items():
+        print(f"{domain}: {images:,} {done.get('unit', 'images')}")
+    for note in done["notes"]:
+        print(f"- {note}")
+    print(f"{done['name']} is in {done['folder']}")
+    if not done["complete"]:
+        print(f"Not as published: {'; '.join(done['problems'][:3])}. See: rcalign data verify {done['name']}")
+
+
+def _show_verified(report: dict[str, Any]) -> None:
+    table = Table("domain", report.get("unit", "images"), title=f"{report['name']} in {report['folder']}")
+    for domain, images in report["domains"].items():
+        table.add_row(domain, f"{images:,}")
+    table.add_section()
+    table.add_row("all", f"{report['images']:,}")
+    Console().print(table)
+    print("Known editions: " + "; ".join(f"{name}: {rows:,}" for name, rows in report["expected"].items()))
+    split = report.get("split")
+    if split is not None:
+        shots = ", ".join(f"{n} {shot}" for shot, n in split["shots"].items())
+        sizes = " / ".join(f"{split[part]:,}" for part in ("train", "val", "test"))
+        print(f"Split ({split['file'] or 'by the rule'}): {sizes}; {shots}")
+    for note in report["notes"]:
+        print(f"- {note}")
+    for problem in report["problems"]:
+        print(f"- {problem}")
+    print("Complete." if report["complete"] else "Not as published.")

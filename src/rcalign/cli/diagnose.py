@@ -1,0 +1,48 @@
+"""``rcalign diagnose``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rcalign.cli.shared import Device
+
+
+def diagnose(
+    subject: Annotated[str, typer.Argument(help="A run folder, or an .npz of features, labels, domains and a head.")],
+    data: Annotated[str | None, typer.Argument(help="Other labelled data.", show_default="the run's own")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A domain, or an unlabelled .npz.", show_default="the first held-out domain")
+    ] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="terminal, json or html.", show_default="by the ending of --out")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write it: .txt, .json or .html.", show_default="print; html: next to the run"),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Say why a model fails, or will fail, on a domain: class frequencies, looks, or both, and what would help."""
+    from rcalign import api
+    from rcalign.diagnosis import ENDINGS, render
+    from rcalign.files import check_output, format_by_ending, write_whole
+
+    wanted = format_by_ending(format_, out, ENDINGS, "terminal")
+    if out is None and wanted == "html":
+        out = Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html")
+    if out is not None:
+        check_output(out)
+    told = api.diagnose(subject, data, target=target, device=device)
+    if out is not None:
+        write_whole(out, render(told, wanted).encode())
+        print(f"Written to {out}")
+    elif wanted == "terminal":
+        from rcalign.diagnosis import render_terminal
+
+        Console().print(render_terminal(told))
+    else:
+        print(render(told, wanted))

@@ -1,0 +1,68 @@
+"""``rcalign report``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A run, a folder of runs, a sweep, or a sweep of DomainBed or BoDA.", show_default=False),
+    ],
+    select: Annotated[
+        str | None,
+        typer.Option(
+            help="How runs are chosen: training-domain, leave-one-domain-out, oracle or mdlt.",
+            show_default="by the protocol",
+        ),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="terminal, markdown, latex, csv or html; tensorboard or mlflow write a folder.",
+            show_default="by the ending of --out",
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(help="'published' sets the paper's figures beside ours.", show_default=False)
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The algorithm that others are compared with.", show_default="the plain one, else the first"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file (or folder) to write.", show_default="print; html: FOLDER/report.html")
+    ] = None,
+) -> None:
+    """Choose runs and show their accuracy: tables with errors, comparisons, or a page to look at.
+
+    Examples: rcalign report sweeps/emoji; rcalign report sweeps/emoji --out emoji.html
+    """
+    from rcalign import api
+
+    if format_ == "html" and out is None:
+        out = folder / "report.html"
+    console = Console()
+    text = api.report(
+        folder,
+        select=select,
+        format=format_,
+        compare=compare,
+        baseline=baseline,
+        out=out,
+        width=console.width if console.is_terminal and out is None else None,
+        colour=console.is_terminal and out is None,
+    )
+    if out is None:
+        sys.stdout.write(text)
+    elif format_ in ("tensorboard", "mlflow"):
+        print(text, end="")
+    else:
+        print(f"Report written to {out}")

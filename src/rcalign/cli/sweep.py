@@ -1,0 +1,116 @@
+"""``rcalign sweep``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rcalign.cli.shared import AsJson, stop
+from rcalign.errors import InputError
+
+
+def sweep(
+    plan: Annotated[
+        str, typer.Argument(help="A sweep file (.toml) or a recipe: domainbed, mdlt, emoji, ... Or the word 'status'.")
+    ],
+    folder: Annotated[
+        Path | None, typer.Argument(help="After 'status': the folder of the sweep.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the sweep.", show_default="sweeps/NAME")] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster, e.g. 10.0.0.5:6379.", show_default="this machine")
+    ] = None,
+    cpus_per_run: Annotated[int, typer.Option(help="Cores, and torch threads, of a run.")] = 1,
+    gpus_per_run: Annotated[float, typer.Option(help="GPUs of a run; 0.5 lets two share one.")] = 0.0,
+    workers: Annotated[int | None, typer.Option(help="At most so many runs at once.", show_default="what fits")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
+    stalled_after: Annotated[
+        float, typer.Option(help="Seconds without a sign of life after which a run is stopped.")
+    ] = 7200.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be trained, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train many runs: data sets x algorithms x test domains x draws x seeds. Goes on where it stopped.
+
+    Examples: rcalign sweep emoji --out sweeps/emoji; then, in another terminal, rcalign sweep status sweeps/emoji
+    """
+    from rcalign import api
+
+    if plan == "status":
+        if folder is None:
+            raise InputError("the folder is missing: write rcalign sweep status FOLDER.")
+        _show_sweep(api.sweep_status(folder), as_json)
+        return
+    if folder is not None:
+        raise InputError(f"'{folder}' is one argument too many: the folder of a sweep is given by --out.")
+    result = api.sweep(
+        plan,
+        out=out,
+        ray=ray,
+        cpus_per_run=cpus_per_run,
+        gpus_per_run=gpus_per_run,
+        workers=workers,
+        retry_failed=retry_failed,
+        stalled_after=stalled_after,
+        dry_run=dry_run,
+        progress=True,
+    )
+    if dry_run:
+        _show_plan(result, as_json)
+        return
+    _show_sweep(result, as_json)
+    if result["stopped"] is not None:
+        stop(f"{result['stopped']}; the same command goes on with it.", 130 if result["stopped"] == "stopped" else 2)
+    if result["failed"]:
+        stop(f"{result['failed']} runs failed: try them again with the same command and --retry-failed.", 1)
+
+
+def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(plan, indent=2))
+        return
+    from rcalign.sweeps.folder import short
+
+    counts: dict[tuple[str, str], int] = {}
+    for run in plan["runs"]:
+        key = (short(run["data"]), run["label"])
+        counts[key] = counts.get(key, 0) + 1
+    table = Table("data", "algorithm", "runs", title=f"{plan['name']}: {plan['planned']:,} runs")
+    for (data, label), number in counts.items():
+        table.add_row(data, label, f"{number:,}")
+    Console().print(table)
+
+
+def _show_sweep(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status, indent=2))
+        return
+    from rcalign.sweeps.folder import short
+    from rcalign.sweeps.progress import duration
+
+    console = Console()
+    at_work = "at work" if status["driven"] else "not at work"
+    table = Table("data", "algorithm", "finished", "failed", "best validation", title=f"{status['name']} ({at_work})")
+    for part in status["parts"]:
+        best = "–" if part["best"] is None else f"{100 * part['best']:.1f} % (draw {part['best_draw']})"
+        finished = f"{part['finished']} of {part['planned']}"
+        table.add_row(short(part["data"]), part["label"], finished, str(part["failed"]), best)
+    console.print(table)
+    left = "" if status["seconds_left"] is None else f", about {duration(status['seconds_left'])} left"
+    given_up = f", {status['given_up']} given up" if status["given_up"] else ""
+    console.print(
+        f"{status['finished']} of {status['planned']} finished, {status['running']} running, {status['failed']} failed"
+        f"{given_up}, {status['waiting']} waiting{left}",
+        highlight=False,
+    )
+    for failure in status["failures"]:
+        console.print(
+            f"\nfailed: {failure['run']} ({failure['id']}): {failure['error']}", markup=False, highlight=False
+        )
+        for line in failure["last_lines"][-5:]:
+            console.print(f"    {line}", markup=False, highlight=False)

@@ -1,0 +1,35 @@
+"""``rcalign train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rcalign.cli.shared import Data, show, takes_options
+
+
+@takes_options()
+def train(
+    data: Data,
+    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/...")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    **options: Any,
+) -> None:
+    """Train one model, choose its checkpoint by validation on the source domains, test it on the held-out ones.
+
+    Examples:
+
+    rcalign train emoji --algorithm rc-align --test-domain windows --steps 300
+
+    rcalign train photos/ --algorithm ERM --test-domain hospital_5 --freeze-backbone
+
+    rcalign train rows.npz --test-domain 2 --set learning_rate=1e-3 --set batch_size=32 --out runs/rows --resume
+    """
+    from rcalign import api
+    from rcalign.reports.evaluated import figures_of_run
+
+    result = api.train(data, out=out, resume=resume, progress=True, **options)
+    show(figures_of_run(result))
+    print(f"Run folder: {result['folder']}\nNext: rcalign predict {result['folder']} IMAGE...")
