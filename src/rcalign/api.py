@@ -31,7 +31,7 @@ from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confus
 from rcalign.evaluation.metrics import next_value_interval
 from rcalign.extensions import import_modules
 from rcalign.files import check_output, format_by_ending, write_whole
-from rcalign.predictions import Predictions, write_csv
+from rcalign.predictions import Predictions, SourceOutputs, write_csv
 from rcalign.records import RunFolder
 from rcalign.training import job
 from rcalign.training.options import DEFAULT_ALGORITHM, train_options
@@ -181,18 +181,20 @@ def predict(
     device: str = "auto",
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Class and calibrated probabilities for image files, folders of them, or an .npz with ``x``.
+    """Class and calibrated probabilities for image files, folders or lists of them, or an .npz with ``x``.
 
-    The result: ``rows``, a dict for each image in the order of the files; ``skipped``, (path, why) of files that are no
-    images; ``count``, the number of rows; ``notes``, what to know of the model. With ``out`` the rows go to that CSV
-    file as they are made, and ``rows`` is empty, so that any number of files needs the same memory. threshold: below
-    this probability the class is "unknown". adapt_priors: estimate the class shares among these files (``priors`` of
-    the result) and correct for them.
+    The result: ``rows``, a dict for each file in order, with ``problem`` and nothing else where it is no image;
+    ``skipped``, (path, problem) of those; ``count``, the number of the others; ``notes``, what to know of the model and
+    of what was done. With ``out`` the rows go to that CSV file as they are made, and ``rows`` is empty, so that any
+    number of files needs the same memory. threshold: below this probability the class is "unknown". adapt_priors:
+    estimate the class shares among these files (``priors``) and correct for them where the estimate can be trusted
+    (``adapted``); it is checked against validation rows of the run's own data.
     """
     if out is not None:
         check_output(out)
     model = load_trained(run, torch.device(resolve_device(device)))
-    predictions = Predictions(model, paths, threshold=threshold, adapt_priors=adapt_priors)
+    sources = _source_outputs(run, model) if adapt_priors else None
+    predictions = Predictions(model, paths, threshold=threshold, adapt_priors=adapt_priors, sources=sources)
     with Progress(console=Console(stderr=True), disable=not progress) as bar:
         task = bar.add_task("Predicting", total=predictions.total)
 
@@ -202,15 +204,25 @@ def predict(
                 yield row
 
         rows = list(shown()) if out is None else []
-        count = len(rows) if out is None else write_csv(out, predictions.columns, shown())
+        written = len(rows) if out is None else write_csv(out, predictions.columns, shown())
     return {
         "rows": rows,
-        "count": count,
+        "count": written - len(predictions.skipped),
         "skipped": predictions.skipped,
         "notes": predictions.notes,
         "priors": predictions.priors,
+        "adapted": predictions.adapted,
         "out": None if out is None else str(out),
     }
+
+
+def _source_outputs(run: str | Path, model: TrainedModel) -> SourceOutputs | None:
+    """What the model gives for rows of its own data that it was not trained on; None if the data are not there."""
+    try:
+        features, logits, labels, domains, _ = _looked_at(run, model, None)
+    except InputError:
+        return None
+    return SourceOutputs(features, logits, labels, domains)
 
 
 def data_info(data: str | Path | Dataset) -> dict[str, Any]:
@@ -443,6 +455,7 @@ def diagnose(
         class_names=model.config.spec.classes,
         domain_names=names,
         source_priors=model.training_priors,
+        calibration=model.temperature,
         temperature=float(model.config.hparams.get("temperature", 1.0)),
         **options,
     )

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from rcalign.data.sources import arrays, table
 from rcalign.data.stream import decoded_batches, find_images
-from rcalign.diagnosis.priors import adapt_priors, em_priors
+from rcalign.diagnosis.priors import adapt_priors, estimate_priors
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.evaluation.metrics import softmax
@@ -22,19 +23,39 @@ from rcalign.files import open_whole
 from rcalign.training.trained import TrainedModel
 
 UNKNOWN = "unknown"
-ABOUT = ("path", "predicted", "confidence")  # the columns before those of the classes
+NOT_ADAPTED = "The probabilities were not adapted to the class shares of these files"
+ABOUT = ("path", "predicted", "confidence", "problem")  # the columns before those of the classes
+MOST_FEATURES = 2000  # rows whose features are kept to check whether only the class shares changed
+
+
+Batch = tuple[list[tuple[str, str | None]], list[np.ndarray | None]]  # (path, problem) and probabilities (C,) of each
+
+
+@dataclass(frozen=True, eq=False)
+class SourceOutputs:
+    """What a model gives for labelled rows that it was not trained on: features (n, h), logits (n, C), labels and
+    domain positions (n,)."""
+
+    features: np.ndarray
+    logits: np.ndarray
+    labels: np.ndarray
+    domains: np.ndarray
 
 
 class Predictions:
-    """An iterator over one row for each file that is an image (or for each row of an ``.npz``).
+    """An iterator over one row for each image file (or for each row of an ``.npz`` or of a table).
 
-    A row: ``path``, ``predicted``, ``confidence`` (the probability of the likeliest class) and the probability of each
-    class, all calibrated. threshold: a row less confident than that is predicted "unknown". ``total`` is the number of
-    files, ``seen`` how many were read, and ``skipped`` fills with (path, why) of those that are no images.
+    paths: image files, folders of them, ``.csv`` lists of them (a column ``path``; relative ones start at the list's
+    folder), or one file of rows. A row: ``path``, ``predicted``, ``confidence`` (the probability of the likeliest
+    class), ``problem`` and the probability of each class, all calibrated. A file that is no image gets a row with its
+    ``problem`` and nothing else. threshold: a row less confident than that is predicted "unknown". ``total`` is the
+    number of files, ``seen`` how many were read, and ``skipped`` fills with (path, problem).
 
     adapt_priors: all rows are read first, the class shares among them are estimated by EM (``priors``, by class name),
-    and the probabilities are corrected from the shares of the training data to those: right where only the frequencies
-    of classes differ from training, not their looks.
+    and the probabilities are corrected from the shares of the training data to those. That is right where only the
+    frequencies of classes differ from training, not their looks: so it is done only where ``sources`` are given and the
+    estimate withstands the checks of ``PriorEstimates.doubt``. Otherwise the probabilities stay as they are, and
+    ``notes`` say so; ``adapted`` says which it was.
     """
 
     def __init__(
@@ -44,11 +65,14 @@ class Predictions:
         *,
         threshold: float | None = None,
         adapt_priors: bool = False,
+        sources: SourceOutputs | None = None,
     ) -> None:
         if threshold is not None and not 0 < threshold <= 1:
             raise InputError(f"the threshold is {threshold:g}, but a probability above 0 and up to 1 is expected.")
         self.threshold = threshold
         self.adapt_priors = adapt_priors
+        self.adapted = False
+        self._sources = sources
         self.priors: dict[str, float] | None = None
         self.skipped: list[tuple[str, str]] = []
         self.seen = 0
@@ -65,7 +89,7 @@ class Predictions:
             self.notes += self._data.notes
             self._files: list[Path] = []
         else:
-            self._files = find_images(paths)
+            self._files = _image_files(paths)
             is_array = [path.suffix for path in self._files] == [".npz"]
             self._data = arrays.unlabelled(self._files[0]) if is_array else None
         if self._data is None and model.augmentation is None:
@@ -74,52 +98,117 @@ class Predictions:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         batches = self._probabilities()
-        for names, rows in self._adapted(batches) if self.adapt_priors else batches:
+        for names, rows in self._adapt(batches) if self.adapt_priors else batches:
             for name, probabilities in zip(names, rows, strict=True):
                 yield self._row(name, probabilities)
         if self.skipped and len(self.skipped) == self.total:
             path, why = self.skipped[0]
             raise InputError(f"none of the {self.total} files is a whole image ('{path}': {why}): give image files.")
 
-    def _probabilities(self) -> Iterator[tuple[list[str], np.ndarray]]:
+    def _probabilities(self) -> Iterator[Batch]:
         """Names and calibrated probabilities (n, C), a batch at a time."""
+        every = self.total // MOST_FEATURES + 1
+        self._features: list[np.ndarray] = []
         for names, x in self._inputs() if self._data is None else self._rows():
-            yield names, self._model.probabilities(x)
+            table = self._model.probabilities(x) if x is not None else np.zeros((0, len(self._classes)))
+            if self.adapt_priors and x is not None:
+                self._features.append(self._model.features(x[::every]).double().cpu().numpy())
+            found = iter(table)
+            yield names, [None if problem is not None else next(found) for _, problem in names]
 
-    def _adapted(self, batches: Iterator[tuple[list[str], np.ndarray]]) -> Iterator[tuple[list[str], np.ndarray]]:
+    def _adapt(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """All rows, with probabilities for the class shares among them, if those can be trusted."""
         found = list(batches)
-        if not found:
+        names = [name for some, _ in found for name in some]
+        rows = [row for _, some in found for row in some]
+        table = np.array([row for row in rows if row is not None])
+        if not len(table):
+            yield names, rows
             return
-        logits = np.log(np.concatenate([table for _, table in found]).astype(np.float64).clip(1e-12))
-        source = self._model.training_priors
-        target = em_priors(logits, source)
-        self.priors = dict(zip(self._classes, (round(float(share), 6) for share in target), strict=True))
-        yield [name for names, _ in found for name in names], softmax(adapt_priors(logits, source, target))
+        if self._sources is None:
+            self.notes.append(f"{NOT_ADAPTED}: there are no validation rows of the sources to check the estimate with.")
+            yield names, rows
+            return
+        logits = np.log(table.astype(np.float64).clip(1e-12))
+        training = self._model.training_priors
+        estimates = estimate_priors(
+            self._sources.logits / self._model.temperature,
+            self._sources.labels,
+            logits,
+            classes=self._classes,
+            source_priors=training,
+            source_domains=self._sources.domains,
+            features=(self._sources.features, np.concatenate(self._features)),
+        )
+        shares = np.array([one.value for one in estimates.em])
+        self.priors = dict(zip(self._classes, (round(float(share), 6) for share in shares), strict=True))
+        if estimates.doubt is not None:
+            self.notes.append(f"{NOT_ADAPTED}: {estimates.doubt}. See 'rcalign diagnose --target'.")
+            yield names, rows
+            return
+        self.adapted = True
+        corrected = iter(softmax(adapt_priors(logits, training, shares / shares.sum())))
+        yield names, [None if row is None else next(corrected) for row in rows]
 
-    def _row(self, name: str, probabilities: np.ndarray) -> dict[str, Any]:
+    def _row(self, name: tuple[str, str | None], probabilities: np.ndarray | None) -> dict[str, Any]:
+        path, problem = name
+        if probabilities is None:
+            return dict.fromkeys(self.columns) | {"path": path, "problem": problem}
         best = int(probabilities.argmax())
         confidence = float(probabilities[best])
         unsure = self.threshold is not None and confidence < self.threshold
-        values = [name, self._unknown if unsure else self._classes[best], round(confidence, 6)]
+        values = [path, self._unknown if unsure else self._classes[best], round(confidence, 6), None]
         return dict(zip(self.columns, [*values, *(round(float(p), 6) for p in probabilities)], strict=True))
 
-    def _inputs(self) -> Iterator[tuple[list[str], torch.Tensor]]:
+    def _inputs(self) -> Iterator[tuple[list[tuple[str, str | None]], torch.Tensor | None]]:
+        """(path, problem) of the next files, and the network inputs of those without a problem."""
         augmentation = self._model.augmentation
         assert augmentation is not None
-        for batch in decoded_batches(self._files, self._model.stored_size, BATCH):
+        for at, batch in enumerate(decoded_batches(self._files, self._model.stored_size, BATCH)):
+            problems = dict(batch.skipped)
+            files = self._files[at * BATCH : (at + 1) * BATCH]
             self.skipped += [(os.fspath(path), why) for path, why in batch.skipped]
-            self.seen += len(batch.paths) + len(batch.skipped)
-            if batch.paths:
-                images = torch.from_numpy(batch.images).to(self._model.device)
-                yield [os.fspath(path) for path in batch.paths], augmentation.evaluate(images)
+            self.seen += len(files)
+            images = torch.from_numpy(batch.images).to(self._model.device) if batch.paths else None
+            names = [(os.fspath(path), problems.get(path)) for path in files]
+            yield names, None if images is None else augmentation.evaluate(images)
 
-    def _rows(self) -> Iterator[tuple[list[str], torch.Tensor]]:
+    def _rows(self) -> Iterator[tuple[list[tuple[str, str | None]], torch.Tensor]]:
         assert self._data is not None
         for x in self._model.inputs(self._data, np.arange(self.total)):
             rows = range(self.seen, self.seen + len(x))
-            names = [f"row {row}" if self._names is None else self._names[row] for row in rows]
+            names = [(f"row {row}" if self._names is None else self._names[row], None) for row in rows]
             self.seen += len(x)
             yield names, x
+
+
+def _image_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files, with those of a folder or of a .csv list in its place; a listed file may turn out to be missing."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        is_list = path.suffix.lower() == ".csv" and path.is_file()
+        found += _listed_in(path) if is_list else find_images([path])
+    return found
+
+
+def _listed_in(file: Path) -> list[Path]:
+    try:
+        with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+            table = csv.DictReader(text)
+            if "path" not in (table.fieldnames or ()):
+                raise InputError(
+                    f"'{file}' has no column 'path' (found: {', '.join(table.fieldnames or ['nothing'])}): a list of "
+                    "images names one file a row there."
+                )
+            listed = [row["path"] for row in table]
+    except csv.Error as error:
+        raise InputError(f"'{file}' cannot be read as a CSV ({error}): give a list with a column 'path'.") from None
+    if not listed:
+        raise InputError(f"the list '{file}' is empty: give the path of one image a row.")
+    for row, path in enumerate(listed, 2):
+        if not path:
+            raise InputError(f"line {row} of '{file}' has no path: fill it in, or leave the line out.")
+    return [file.parent / path for path in listed]  # an absolute path stays as it is
 
 
 def _one_table(paths: Sequence[str | os.PathLike[str]]) -> Path:

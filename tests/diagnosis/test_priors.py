@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
 from rcalign.diagnosis.priors import adapt_priors, bbse_priors, em_priors, estimate_priors
 from rcalign.errors import InputError
@@ -123,3 +124,43 @@ def test_adapting_is_bayes() -> None:
 def test_bad_priors(source: list[float], target: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         adapt_priors(np.zeros((2, 3)), source, target)
+
+
+def site(seed: int, moved: float) -> tuple[bool, float, float]:
+    """A model of four sources on a new site with other class shares, and with looks ``moved`` from the sources':
+    (is the estimate trusted, accuracy as it is, accuracy adapted)."""
+    rng = np.random.default_rng(seed)
+    means, offsets = 1.3 * rng.normal(size=(3, 6)), 0.5 * rng.normal(size=(4, 6))
+    domain = np.repeat(np.arange(4), 240)
+    y = np.concatenate([rng.choice(3, 240, p=rng.dirichlet(np.full(3, 5.0))) for _ in range(4)])
+    x = rng.normal(size=(960, 6)) + means[y] + offsets[domain]
+    train = np.arange(960) % 2 == 0
+    model = LogisticRegression(max_iter=500).fit(x[train], y[train])
+    labels = rng.choice(3, 300, p=rng.dirichlet(np.full(3, 0.7)))
+    new = rng.normal(size=(300, 6)) + means[labels] + (offsets[rng.integers(4)] if not moved else 0)
+    new += moved * (rng.normal(size=6) + rng.normal(size=(3, 6))[labels])
+    source = np.bincount(y[train], minlength=3) / train.sum()
+    logits = model.decision_function(new)
+    found = estimate_priors(
+        model.decision_function(x[~train]),
+        y[~train],
+        logits,
+        classes=("a", "b", "c"),
+        source_priors=source,
+        source_domains=domain[~train],
+        features=(x[~train], new),
+        replicates=60,
+        seed=seed,
+    )
+    shares = np.array([one.value for one in found.em])
+    adapted = adapt_priors(logits, source, shares / shares.sum())
+    return found.doubt is None, *((scores.argmax(1) == labels).mean() for scores in (logits, adapted))
+
+
+def test_shares_are_trusted_where_only_they_changed() -> None:
+    only_shares = [site(seed, 0.0) for seed in range(15)]
+    assert np.mean([trusted for trusted, *_ in only_shares]) >= 0.8
+    assert np.mean([after - before for trusted, before, after in only_shares if trusted]) > 0.005
+    moved = [site(seed, 1.5) for seed in range(15)]
+    assert np.mean([trusted for trusted, *_ in moved]) <= 0.2
+    assert min(after - before for _, before, after in moved) < -0.05  # what is prevented

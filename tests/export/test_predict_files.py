@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from rcalign.predictions import Predictions
 from rcalign.training.trained import load_trained
 
 CPU = torch.device("cpu")
+Run = Callable[..., tuple[int, str, str]]
 
 
 def shade(path: Path, value: int) -> Path:
@@ -35,14 +37,17 @@ def test_order_is_kept_and_bad_files_are_listed(image_run: Path, tmp_path: Path)
     (tmp_path / "100.png").write_bytes((tmp_path / "101.png").read_bytes()[:-30])
     (tmp_path / "notes.txt").write_text("not an image")
     result = api.predict(image_run, [tmp_path])
-    names = [Path(row["path"]).name for row in result["rows"]]
-    assert names == [f"{k:03d}.png" for k in range(150) if k not in (7, 100)]
+    assert [Path(row["path"]).name for row in result["rows"]] == [f"{k:03d}.png" for k in range(150)]
+    assert result["count"] == 148
+    bad, whole = result["rows"][7], [row for row in result["rows"] if row["problem"] is None]
+    assert len(whole) == 148
+    assert bad == dict.fromkeys(bad) | {"path": bad["path"], "problem": "it is empty (zero bytes)"}
     assert [(Path(path).name, why) for path, why in result["skipped"]] == [
         ("007.png", "it is empty (zero bytes)"),
         ("100.png", "it is cut short (truncated)"),
     ]
-    one_by_one = [api.predict(image_run, [row["path"]])["rows"][0] for row in result["rows"][::49]]
-    for alone, row in zip(one_by_one, result["rows"][::49], strict=True):
+    one_by_one = [api.predict(image_run, [row["path"]])["rows"][0] for row in whole[::49]]
+    for alone, row in zip(one_by_one, whole[::49], strict=True):
         assert alone["predicted"] == row["predicted"] and alone["confidence"] == pytest.approx(row["confidence"])
 
 
@@ -52,8 +57,8 @@ def test_csv_is_what_the_list_is(image_run: Path, pictures: Path, tmp_path: Path
     with (tmp_path / "p.csv").open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
     listed = api.predict(image_run, [pictures])["rows"]
-    assert table == [{key: str(value) for key, value in row.items()} for row in listed]
-    assert set(table[0]) == {"path", "predicted", "confidence", "red", "blue, [bold]"}
+    assert table == [{key: "" if value is None else str(value) for key, value in row.items()} for row in listed]
+    assert set(table[0]) == {"path", "predicted", "confidence", "problem", "red", "blue, [bold]"}
 
 
 def test_files_are_read_as_they_are_needed(image_run: Path, tmp_path: Path) -> None:
@@ -65,7 +70,7 @@ def test_files_are_read_as_they_are_needed(image_run: Path, tmp_path: Path) -> N
     next(rows)
     for k in range(300, 400):
         (tmp_path / f"{k:03d}.png").unlink()
-    assert len(list(rows)) == 299
+    assert [row["problem"] is None for row in rows].count(True) == 299
     assert len(predictions.skipped) == 100 and predictions.total == predictions.seen == 400
 
 
@@ -137,8 +142,9 @@ def test_any_file_name(
     broken = tmp_path / "bad" / os.fsdecode(name)
     broken.write_text("no image")
     monkeypatch.setattr(sys, "argv", ["rcalign", "predict", str(image_run), str(path), str(broken)])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as end:
         cli.main()
+    assert end.value.code == 3
     assert f"skipped {str(broken)!r}: its content is not an image" in capsys.readouterr().err
 
 
@@ -171,3 +177,40 @@ def test_batches_of_files(tmp_path: Path) -> None:
     empty.mkdir()
     with pytest.raises(InputError, match="no images"):
         find_images([tmp_path, empty])
+
+
+def test_a_list_of_files(image_run: Path, pictures: Path, tmp_path: Path, rcalign: Run) -> None:
+    """In its order, relative to its folder or absolute; what is missing or broken is a row, and the code is 3."""
+    images = sorted(pictures.rglob("*.png"))[::7]
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "broken.png").write_text("no image")
+    with (tmp_path / "lists" / "new.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["note", "path"])
+        writer.writeheader()
+        for path in (images[3], "gone.png", images[0], "broken.png", images[1]):
+            writer.writerow({"note": "a, b", "path": path})
+    code, out, err = rcalign("predict", image_run, tmp_path / "lists" / "new.csv", "--json")
+    assert code == 3 and "Traceback" not in err
+    result = json.loads(out)
+    given = [images[3], tmp_path / "lists" / "gone.png", images[0], tmp_path / "lists" / "broken.png", images[1]]
+    assert [row["path"] for row in result["rows"]] == list(map(str, given))
+    assert [row["problem"] is None for row in result["rows"]] == [True, False, True, False, True]
+    assert result["count"] == 3 and [path for path, _ in result["skipped"]] == [str(given[1]), str(given[3])]
+    alone = api.predict(image_run, [images[0]])["rows"][0]
+    assert result["rows"][2]["predicted"] == alone["predicted"]
+    code, out, err = rcalign("predict", image_run, tmp_path / "lists" / "new.csv", "--out", "p.csv")
+    assert code == 3 and "3 predictions written" in out
+    with (tmp_path / "p.csv").open(encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["problem"] for row in table] == [row["problem"] or "" for row in result["rows"]]
+    assert rcalign("predict", image_run, images[0])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("file,label\na.png,x\n", "has no column 'path'"), ("path\n", "is empty"), ("path,x\na.png,1\n,2\n", "line 3 of")],
+)
+def test_a_list_that_is_none(text: str, said: str, image_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(InputError, match=said):
+        api.predict(image_run, [tmp_path / "list.csv"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +39,9 @@ def predicted(run: Path, file: Path, out: Path) -> np.ndarray:
 
 
 def adapted(run: Path, file: Path, out: Path) -> np.ndarray:
-    rows = api.predict(run, [file], adapt_priors=True)["rows"]
+    result = api.predict(run, [file], adapt_priors=True)
+    assert result["adapted"]
+    rows = result["rows"]
     assert [row["confidence"] for row in rows] == [max(row[c] for c in CLASSES) for row in rows]
     return np.array([[row[c] for c in CLASSES] for row in rows])
 
@@ -111,7 +115,7 @@ def test_predict_and_diagnose_start_from_the_same_training_priors(tmp_path: Path
     domain = np.repeat([0, 1, 2], [300, 60, 60])
     y = np.where(rng.random(420) < np.array([0.9, 0.1, 0.5])[domain], 0, 1)
     np.savez(tmp_path / "rows.npz", x=rng.normal(size=(420, 3)) + 2 * np.eye(3)[y], y=y, domain=domain)
-    np.savez(tmp_path / "new.npz", x=rng.normal(size=(90, 3)))
+    np.savez(tmp_path / "new.npz", x=rng.normal(size=(90, 3)) + 2 * np.eye(3)[(np.arange(90) < 20).astype(int)])
     api.train(tmp_path / "rows.npz", "ERM", ["2"], steps=20, out=tmp_path / "run")
     model = load_trained(tmp_path / "run", CPU)
     target = api.diagnose(tmp_path / "run", target=tmp_path / "new.npz").target
@@ -119,8 +123,27 @@ def test_predict_and_diagnose_start_from_the_same_training_priors(tmp_path: Path
     np.testing.assert_allclose(target.priors.source, model.training_priors)
     counts = model.config.spec.count_matrix.numpy()
     np.testing.assert_allclose(model.training_priors, (counts / counts.sum(1, keepdims=True)).mean(0), atol=1e-12)
+    target_priors = [one.value for one in target.priors.em]
     plain, corrected = (api.predict(tmp_path / "run", [tmp_path / "new.npz"], adapt_priors=a) for a in (False, True))
     logits = np.log([[row["0"], row["1"]] for row in plain["rows"]])
     estimate = np.array(list(corrected["priors"].values()))
+    np.testing.assert_allclose(estimate, target_priors, atol=1e-4)
+    assert corrected["adapted"]
     expected = softmax(adapt_priors(logits, model.training_priors, estimate / estimate.sum()))
     np.testing.assert_allclose([[row["0"], row["1"]] for row in corrected["rows"]], expected, atol=1e-4)
+
+
+def test_shares_that_are_not_trusted_change_nothing(rows_run: Path, skewed: Path, tmp_path: Path) -> None:
+    """Features that moved, or no data to check with: the probabilities stay, and a note says why."""
+    np.savez(tmp_path / "moved.npz", x=np.load(skewed)["x"] + [0, 0, 0, 3.0, -3.0])
+    plain = api.predict(rows_run, [tmp_path / "moved.npz"])
+    result = api.predict(rows_run, [tmp_path / "moved.npz"], adapt_priors=True)
+    assert not result["adapted"] and result["priors"] is not None
+    assert result["rows"] == plain["rows"]
+    assert any("were not adapted" in note and "more than the" in note for note in result["notes"])
+    shutil.copytree(rows_run, tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text()) | {"data": str(tmp_path / "gone.npz")}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    alone = api.predict(tmp_path / "run", [skewed], adapt_priors=True)
+    assert not alone["adapted"] and alone["rows"] == api.predict(rows_run, [skewed])["rows"]
+    assert any("no validation rows of the sources" in note for note in alone["notes"])

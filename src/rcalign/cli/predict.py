@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from rcalign.cli.shared import Device, say, show
+from rcalign.cli.shared import AsJson, Device, say, show
 
 
 def predict(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    paths: Annotated[list[Path], typer.Argument(help="Image files, folders of images, or one .npz with x.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Image files, folders of images, .csv lists of them (column 'path'), or one .npz with x."),
+    ],
     out: Annotated[Path | None, typer.Option(help="CSV to write.", show_default="print")] = None,
     threshold: Annotated[
         float | None,
@@ -22,26 +26,45 @@ def predict(
     ] = None,
     adapt_priors: Annotated[
         bool,
-        typer.Option("--adapt-priors", help="Estimate how often each class occurs in these files and correct for it."),
+        typer.Option(
+            "--adapt-priors",
+            help="Estimate how often each class occurs in these files, and correct for it if that can be trusted.",
+        ),
     ] = False,
     device: Device = "auto",
+    as_json: AsJson = False,
 ) -> None:
-    """Predict classes with calibrated probabilities; files that are no images are listed and skipped."""
+    """Predict classes with calibrated probabilities.
+
+    Files that are no images are listed with the reason, and the command ends with code 3.
+    """
     from rcalign import api
 
     result = api.predict(
-        run, paths, out=out, threshold=threshold, adapt_priors=adapt_priors, device=device, progress=True
+        run, paths, out=out, threshold=threshold, adapt_priors=adapt_priors, device=device, progress=not as_json
     )
     say(result["notes"])
-    for path, why in result["skipped"]:
-        print(f"skipped {path!r}: {why}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        _show(result, out)
+    if result["skipped"]:
+        raise typer.Exit(3)
+
+
+def _show(result: dict[str, Any], out: Path | None) -> None:
+    for path, problem in result["skipped"]:
+        print(f"skipped {path!r}: {problem}", file=sys.stderr)
     if result["priors"] is not None:
         shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in result["priors"].items())
-        print(f"estimated class shares: {shares}", file=sys.stderr)
+        print(f"estimated class shares{'' if result['adapted'] else ', not used'}: {shares}", file=sys.stderr)
     if out is not None:
         print(f"{result['count']} predictions written to {out}")
         return
     table = Table("path", "predicted", "probability")
     for row in result["rows"]:
-        table.add_row(row["path"], row["predicted"], f"{row['confidence']:.3f}")
+        if row["problem"] is None:
+            table.add_row(row["path"], row["predicted"], f"{row['confidence']:.3f}")
+        else:
+            table.add_row(row["path"], f"skipped: {row['problem']}", "")
     show(table)

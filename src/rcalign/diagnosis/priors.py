@@ -8,6 +8,12 @@ EM (Saerens, Latinne and Decaestecker 2002), from the model's probabilities p(c 
 
 Black-box shift estimation (Lipton, Wang and Smola 2018), from hard predictions only: with the sources' confusion matrix
 M_kc = P(predicted k, true c) and the target's predicted shares m,  M w = m,  pi(c) ~ max(w_c, 0) s(c).
+
+Whether label shift explains the target is checked twice. The two estimates must agree. And what is left must be small:
+the energy distance (2 E|X - Y| - E|X - X'| - E|Y - Y'|, without bias) of the target's features from those of the
+sources, weighted to the estimated shares. It is compared with the same distance of each source from the other sources,
+weighted to its own shares, and, where sources are as like one another as samples of one distribution, with that of
+samples drawn from the weighted sources themselves.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from rcalign.errors import InputError
 Array = NDArray[Any]
 
 _FLOOR = 1e-12  # a prior of zero is taken for this, so that adapted logits stay finite
+_RESIDUAL_ROWS = 600  # of the sources, and of the target, that the check of label shift reads
 _DRAWS = 4_000_000  # bootstrap counts in memory at once
 
 
@@ -115,13 +122,17 @@ def estimate_priors(
     *,
     classes: tuple[str, ...],
     source_priors: Array | None = None,
+    source_domains: Array | None = None,
+    features: tuple[Array, Array] | None = None,
     replicates: int = 200,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> PriorEstimates:
     """Both estimates with percentile-bootstrap intervals: sources and target are drawn anew in every replicate.
 
-    source_priors (C,): what the model was trained on; None: the shares among the source labels.
+    source_priors (C,): what the model was trained on; None: the shares among the source labels. source_domains (n,):
+    positions; None: one source. features: of the sources (n, d) and of the target (any number of its rows, d), to check
+    whether label shift explains the target; None: the probabilities stand for them.
     """
     count = len(classes)
     rng = np.random.default_rng(seed)
@@ -161,16 +172,94 @@ def estimate_priors(
     em_intervals, bbse_intervals = _intervals(em, em_drawn, confidence), _intervals(bbse, bbse_drawn, confidence)
     apart = [a.low > b.high or b.low > a.high for a, b in zip(em_intervals, bbse_intervals, strict=True)]
     seen = confusion.sum(axis=0) > 0
+    source_points, target_points = features or (softmax(source_logits, axis=1), softmax(target_logits, axis=1))
+    left, allowed = label_shift_residual(
+        source_points,
+        source_labels,
+        np.zeros_like(source_labels) if source_domains is None else source_domains,
+        target_points,
+        em,
+        seed=seed,
+    )
     return PriorEstimates(
         classes=classes,
         source=tuple(source.tolist()),
         em=em_intervals,
         bbse=bbse_intervals,
         agree=not any(apart),
+        left=left,
+        allowed=allowed,
         confidence=confidence,
         replicates=replicates,
         condition_number=min(float(np.linalg.cond(confusion[:, seen] / confusion.sum(axis=0)[seen])), 1e300),
     )
+
+
+def label_shift_residual(
+    sources: Array,
+    labels: Array,
+    domains: Array,
+    target: Array,
+    shares: Array,
+    *,
+    level: float = 0.05,
+    draws: int = 99,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """(what label shift to ``shares`` leaves unexplained, how much of that is usual), as energy distances.
+
+    sources (n, d), target (m, d): features; labels, domains (n,). Usual is the larger of: the largest residual of
+    a source against the other sources; the (1 - level) quantile of samples of the target's size drawn from the sources,
+    weighted to the shares.
+
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.arange(300) % 2
+    >>> p = np.clip(0.8 * np.eye(2)[y] + 0.1 + rng.normal(size=(300, 1)) * [0.05, -0.05], 0, 1)
+    >>> left, allowed = label_shift_residual(p, y, np.arange(300) // 100, p[y == 0], np.array([1.0, 0.0]))
+    >>> left <= allowed
+    True
+    """
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(sources))[:_RESIDUAL_ROWS]
+    sources, labels, domains = sources[rows], labels[rows], domains[rows]
+    target = target[rng.permutation(len(target))[:_RESIDUAL_ROWS]]
+    among = _distances(sources, sources)
+
+    def weighted(rows: Array, wanted: Array) -> Array:
+        """Masses of the rows in which every class has its wanted share, as far as the rows have it."""
+        counts = np.bincount(labels[rows], minlength=len(wanted))
+        mass = (wanted / np.maximum(counts, 1))[labels[rows]]
+        return mass / mass.sum() if mass.sum() > 0 else np.full(len(rows), 1.0 / len(rows))
+
+    everything = np.arange(len(sources))
+    mass = weighted(everything, shares)
+    even = np.full(len(target), 1.0 / len(target))
+    left = _energy(_distances(target, target), _distances(target, sources), among, even, mass)
+    usual = []
+    for k in np.unique(domains):
+        own, others = np.flatnonzero(domains == k), np.flatnonzero(domains != k)
+        if len(own) > 1 and len(others) > 1:
+            wanted = np.bincount(labels[own], minlength=len(shares)) / len(own)
+            flat = np.full(len(own), 1.0 / len(own))
+            inner, across, outer = among[np.ix_(own, own)], among[np.ix_(own, others)], among[np.ix_(others, others)]
+            usual.append(_energy(inner, across, outer, flat, weighted(others, wanted)))
+    null = []
+    for _ in range(draws):
+        drawn = rng.choice(everything, len(target), p=mass)
+        null.append(_energy(among[np.ix_(drawn, drawn)], among[drawn], among, even, mass))
+    return left, max([float(np.quantile(null, 1 - level)), *usual])
+
+
+def _distances(x: Array, y: Array) -> Array:
+    squared = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None] - 2.0 * x @ y.T
+    return np.sqrt(np.maximum(squared, 0.0))
+
+
+def _energy(inner: Array, across: Array, outer: Array, a: Array, b: Array) -> float:
+    """The energy distance without bias, from distances within (n, n), between (n, m), within (m, m) and masses."""
+    one = float(a @ inner @ a) / max(1.0 - float(a @ a), 1e-12)
+    other = float(b @ outer @ b) / max(1.0 - float(b @ b), 1e-12)
+    return 2.0 * float(a @ across @ b) - one - other
 
 
 def _intervals(values: Array, drawn: Array, confidence: float) -> tuple[Interval, ...]:

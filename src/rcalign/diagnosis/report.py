@@ -62,6 +62,7 @@ def diagnose(
     denominator: str = "all_but_own",
     support: str = "domains",
     source_priors: ArrayLike | None = None,
+    calibration: float = 1.0,
     exact_pairs: int = EXACT_PAIRS,
     replicates: int = 200,
     confidence: float = 0.95,
@@ -77,9 +78,9 @@ def diagnose(
 
     temperature, denominator: those of the alignment loss. support: how the support mixture weighs its samples
     (``support_weights``). source_priors (C,): the class shares that the model was trained on, for prior estimation
-    (None: those of the sources). exact_pairs: distances between classes of more than so many pairs are bracketed, not
-    solved. workers: threads (None: one for each core, at most four). The result depends neither on them nor on the
-    order of the samples.
+    (None: those of the sources). calibration: what logits are divided by before they are probabilities. exact_pairs:
+    distances between classes of more than so many pairs are bracketed, not solved. workers: threads (None: one for each
+    core, at most four). The result depends neither on them nor on the order of the samples.
 
     >>> rng = np.random.default_rng(0)
     >>> labels, domains = np.arange(60) % 2, np.arange(60) // 20
@@ -91,8 +92,9 @@ def diagnose(
     >>> abs(one.gap - one.prior_part - one.feature_part - one.unsupported_part) < 1e-9
     True
     """
-    if not temperature > 0 or not np.isfinite(temperature):
-        raise InputError(f"the temperature is {temperature}: expected a number above zero.")
+    for name, number in (("temperature", temperature), ("calibration", calibration)):
+        if not number > 0 or not np.isfinite(number):
+            raise InputError(f"the {name} is {number}: expected a number above zero.")
     if support not in SUPPORTS:
         raise unknown("support mixture", support, SUPPORTS)
     if denominator not in DENOMINATORS:
@@ -150,11 +152,13 @@ def diagnose(
         if not problem.target_labelled:
             given = None if source_priors is None else np.asarray(source_priors, dtype=np.float64)
             priors = estimate_priors(
-                problem.sources.logits,
+                problem.sources.logits / calibration,
                 problem.sources.labels,
-                problem.target.logits,
+                problem.target.logits / calibration,
                 classes=problem.classes,
                 source_priors=given,
+                source_domains=problem.sources.domains,
+                features=(problem.sources.features, problem.target.features),
                 replicates=replicates,
                 confidence=confidence,
                 seed=seed,

@@ -154,7 +154,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class PriorEstimates:
-    """The class priors of an unlabelled target, twice. agree: no class where the two intervals are apart."""
+    """The class priors of an unlabelled target, twice. agree: no class where the two intervals are apart.
+
+    left: how far the target's features are from those of the sources with these class shares; allowed: how far the
+    sources are from one another, or samples of them. ``doubt`` says in a sentence why the estimate is not to be used.
+    """
 
     classes: tuple[str, ...]
     source: tuple[float, ...]
@@ -164,6 +168,19 @@ class PriorEstimates:
     confidence: float
     replicates: int
     condition_number: float
+    left: float = 0.0
+    allowed: float = 0.0
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the class shares should not be used; None: nothing speaks against it."""
+        if not self.agree:
+            return "two ways of estimating the class shares disagree, so more than the shares has changed"
+        if self.left > self.allowed:
+            return (
+                "more than the class shares has changed: with these shares, too, the features differ from the sources'"
+            )
+        return None
 
 
 @dataclass(frozen=True)
