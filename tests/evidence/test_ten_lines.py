@@ -40,11 +40,12 @@ def kept_out() -> list[tuple[float, float]]:
     return [tables.paired(reading.kept_out, own.kept_out) for reading in final if reading is not own]
 
 
-def correlation() -> str:
-    """Of alignment loss and gap along ERM's runs, all vendors together."""
+def correlation(*vendors: str) -> str:
+    """Of alignment loss and gap along ERM's runs, these vendors together (none named: all)."""
     lines = [line for line in records.lines_of(RECORDS / "gap.jsonl") if line["label"] == "ERM"]
-    points = np.array([[alignment, loss] for line in lines for _, _, alignment, loss in line["tracking"]])
-    return f"{np.corrcoef(points.T)[0, 1]:.2f}"
+    rows = [row for line in lines for row in line["tracking"] if not vendors or row[1] in vendors]
+    points = np.array([[alignment, loss] for _, _, alignment, loss in rows])
+    return f"{np.corrcoef(points.T)[0, 1]:.2f}".replace("-", "−")
 
 
 def test_every_figure_is_that_of_the_records() -> None:
@@ -65,7 +66,7 @@ def test_every_figure_is_that_of_the_records() -> None:
             *(mean("mdlt", label, "few") for label in ("RC-Align", "RC-Align, adjusted")),
             *(gap(name, PLUS, "RC-Align") for name in ("mdlt", "compound", "lodo")),
         ],
-        7: [correlation()],
+        7: [correlation(), *(correlation(vendor) for vendor in ("windows", "samsung", "twitter", "apple"))],
         8: [
             *(mean("fine-tuning", label) for label in ("RC-Align", "ERM")),
             *(mean(long_tailed, label) for label in ("RC-Align", "ERM")),
