@@ -20,6 +20,7 @@ FROZEN: Plan = {
     "steps": STEPS,
     "evaluate_every": EVERY,
     "hparams": {"batch_size": 32},
+    "search": {"weight_decay": {"log_uniform": [1e-6, 1e-2]}},  # the preset no longer searches it
     "domains": {"emoji": VENDORS, "emoji-mlt": VENDORS},
 }
 

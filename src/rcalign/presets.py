@@ -46,7 +46,7 @@ PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
         Preset("default", "EfficientNet-Lite0 fine-tuned, DomainBed's hyperparameters", augmentation=_JITTER),
-        Preset("arrays", "rows, series or frozen features with a small network, DomainBed's ranges for such"),
+        Preset("arrays", "rows, series or frozen features with a small network, DomainBed's ranges for small images"),
         Preset(
             "domainbed",
             "the published DomainBed tables (commit 7df6f06): ResNet-50, batch norm frozen",

@@ -26,7 +26,7 @@ Logs = dict[str, Tensor | float]
 
 @dataclass(frozen=True, kw_only=True)
 class BaseHparams:
-    """What all algorithms have. The ranges are DomainBed's; ``arrays`` is its preset for small networks."""
+    """What all algorithms have. Ranges are DomainBed's, those of preset ``arrays`` its ranges for small images."""
 
     learning_rate: Annotated[
         float,
@@ -46,7 +46,11 @@ class BaseHparams:
             "Adam's L2 weight decay",
             LogUniform(1e-6, 1e-2),
             minimum=0,
-            presets={"mdlt": At(space=LogUniform(1e-6, 1e-3)), "rc-align": At(5e-4)},
+            presets={
+                "arrays": At(space=Choice(0.0)),
+                "mdlt": At(space=LogUniform(1e-6, 1e-3)),
+                "rc-align": At(5e-4),
+            },
         ),
     ] = 0.0
     dropout: Annotated[float, Field("dropout on the features", Choice(0.0, 0.1, 0.5), minimum=0, maximum=0.99)] = 0.0

@@ -38,6 +38,15 @@ from rcalign.types import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialHparams(BaseHparams):
+    weight_decay: Annotated[
+        float,
+        Field(
+            "the classifier's L2 weight decay",
+            LogUniform(1e-6, 1e-2),  # also under BoDA's protocol, whose other methods have a narrower range
+            minimum=0,
+            presets={"arrays": At(space=Choice(0.0)), "rc-align": At(5e-4)},
+        ),
+    ] = 0.0
     adversary_weight: Annotated[
         float, Field("weight of the discriminator's loss for the features", LogUniform(0.01, 100), minimum=0)
     ] = 1.0
@@ -76,7 +85,6 @@ class AdversarialHparams(BaseHparams):
             "the discriminator's weight decay",
             LogUniform(1e-6, 1e-2),
             minimum=0,
-            presets={"mdlt": At(space=LogUniform(1e-6, 1e-3))},
         ),
     ] = 0.0
 
