@@ -34,7 +34,7 @@ from torch import Tensor
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import registry, spaces
 from rcalign.data.cache import open_images
-from rcalign.data.source import Arrays, Dataset, Images
+from rcalign.data.source import Arrays, Dataset
 from rcalign.data.sources.arrays import from_arrays
 from rcalign.data.sources.files import dataset_of_files
 from rcalign.data.splits import Splits, mdlt_rule
@@ -48,7 +48,6 @@ from rcalign.training.job import prepare
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions, described, in_estimators
 from rcalign.training.run import complete, hparams_of
-from rcalign.training.task import storage_size
 from rcalign.training.trained import TrainedModel
 
 EVALUATIONS = 5  # among whose checkpoints the validation rows choose
@@ -416,14 +415,11 @@ def _files(paths: list[Path], model: TrainedModel) -> Iterator[Tensor]:
 
 
 def _images(X: np.ndarray, model: TrainedModel) -> Iterator[Tensor]:
-    assert model.augmentation is not None
     for start in range(0, len(X), BATCH):
         some = X[start : start + BATCH]
         none = np.zeros(len(some), int)
         data = from_arrays({"x": some, "y": none, "domain": none}, where="X")
-        assert not isinstance(data.content, (Arrays, Images))
-        size = storage_size(model.augmentation.size, data.content.native_size)
-        yield open_images(data, size).take(np.arange(len(some)))
+        yield open_images(data, model.stored_size).take(np.arange(len(some)))
 
 
 @functools.cache  # a search fits hundreds of times

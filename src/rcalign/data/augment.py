@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rcalign.data.picture import normalisation, to_input
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green, blue
@@ -51,7 +53,7 @@ class Augmentation:
         """Random crop, flip and colours, then normalised."""
         draws = self.draw(len(x), x.shape[1], x.shape[2], rng)
         out = _output((len(x), self.size, self.size, 3), x.device).permute(0, 3, 1, 2)
-        scale, shift = (values.view(3, 1, 1) for values in self._normalisation(x.device))
+        scale, shift = (values.view(3, 1, 1) for values in normalisation(self.mean, self.std, x.device))
         factors = {name: torch.from_numpy(draws.factors[name]).to(x.device) for name in draws.order}
         # on a CPU the planes of a few images stay in its cache while all operations pass over them
         step = max(1, round(BLOCK_PIXELS / self.size**2)) if x.device.type == "cpu" else len(x)
@@ -68,21 +70,7 @@ class Augmentation:
 
     def evaluate(self, x: Tensor) -> Tensor:
         """Resized to size x size if need be, then normalised. Nothing is random."""
-        if x.shape[1:3] == (self.size, self.size):
-            out = x.contiguous().to(torch.float32)
-        else:
-            images = x.permute(0, 3, 1, 2) if x.device.type == "cpu" else x.permute(0, 3, 1, 2).to(torch.float32)
-            resized = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
-            out = resized.permute(0, 2, 3, 1).contiguous().to(torch.float32)
-        # one row of pixels at a time: three channels alone would be too short a run for vector instructions
-        scale, shift = (values.repeat(self.size) for values in self._normalisation(x.device))
-        out.view(-1, self.size * 3).mul_(scale).add_(shift)
-        return out.permute(0, 3, 1, 2)
-
-    def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """x * scale + shift = (x / 255 - mean) / std: two tensors (3,)."""
-        mean, std = torch.tensor(self.mean, device=device), torch.tensor(self.std, device=device)
-        return 1 / (255 * std), -mean / std
+        return to_input(x, self.size, self.mean, self.std)
 
     def draw(self, n: int, height: int, width: int, rng: np.random.Generator) -> Draws:
         """All random choices of a batch, always as many draws whatever they turn out to be."""

@@ -3,9 +3,7 @@
 The cache lies under ``$RCALIGN_CACHE`` or ``~/.cache/rcalign``, one folder for each (fingerprint, size). It is built in
 a folder ``….partial`` that is renamed when whole; finished shards survive a kill. A lock file keeps a second process
 waiting until the first is done. Changed files have another fingerprint, hence another cache; the old one is removed.
-
-An image is read like this: first frame, turned as its EXIF says, 16 bits cut to 8, alpha composited on white, RGB,
-resized to size x size (both sides, bilinear with antialiasing, as torchvision's ``Resize((size, size))``).
+What is kept of a picture is defined in ``picture``.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import mmap
 import os
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,17 +22,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
+from rcalign.data.picture import RECIPE, BadImage, check_header, decode, to_stored
 from rcalign.data.source import Dataset, ImageArray, Images
 from rcalign.errors import InputError
 from rcalign.files import write_whole
 
 A = TypeVar("A")
 B = TypeVar("B")
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # no format that would start another program
-RECIPE = 1  # part of the key: raise it when decode() changes what it returns
 META = "meta.json"
 SHARD_BYTES = 256 * 2**20
 MAPPED_BYTES = 64 * 2**20  # read before pages are given back; the system maps about four times as many
@@ -54,80 +49,7 @@ def cache_root() -> Path:
     return path
 
 
-# --- one image ---------------------------------------------------------------------------------------------------
-
-
-class BadImage(Exception):
-    """A file that is not a whole image; its text says why, without the path."""
-
-
-def decode(path: str | os.PathLike[str], size: int | None) -> np.ndarray:
-    """One image file -> uint8 (size, size, 3), or (height, width, 3) with size None."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # large images, odd EXIF: nothing the user could do about it
-            return _decode(path, size)
-    except OSError as error:
-        if error.errno is not None:  # the disk's or the permissions' fault, not the image's
-            raise InputError(f"'{os.fspath(path)}' cannot be read ({error.strerror}): check the file.") from None
-        raise BadImage(_reason(path, error)) from None
-    except MemoryError:
-        raise
-    except Exception as error:  # PIL raises nearly anything on broken files
-        raise BadImage(_reason(path, error)) from None
-
-
-def _decode(path: str | os.PathLike[str], size: int | None) -> np.ndarray:
-    with Image.open(path, formats=FORMATS) as opened:
-        if size is not None:
-            opened.draft(None, (2 * size, 2 * size))  # JPEG only: skips detail finer than half a target pixel
-        opened.load()
-        image = on_white(ImageOps.exif_transpose(opened))
-    if size is not None and image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.array(image)
-
-
-def on_white(image: Image.Image) -> Image.Image:
-    """Any mode -> RGB; alpha, also that of palettes, is composited on white; 16 bits are cut to their upper 8."""
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.clip(np.asarray(image, dtype=np.int64), 0, 65535) >> 8).astype(np.uint8))
-    elif image.mode == "F":
-        values = np.nan_to_num(np.asarray(image))
-        scale = 255.0 if values.max(initial=0) <= 1 else 1.0
-        image = Image.fromarray(np.clip(values * scale + 0.5, 0, 255).astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        white.alpha_composite(rgba)
-        image = white
-    return image.convert("RGB")
-
-
-def _reason(path: str | os.PathLike[str], error: Exception) -> str:
-    if os.path.getsize(path) == 0:
-        return "it is empty (zero bytes)"
-    if isinstance(error, Image.UnidentifiedImageError):
-        return "its content is not an image"
-    if isinstance(error, Image.DecompressionBombError):
-        return "it has more pixels than is safe to decode"
-    if "truncated" in str(error) or "Truncated" in str(error):
-        return "it is cut short (truncated)"
-    return f"it does not decode ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-
-
-def _header(path: Path) -> None:
-    """Raises BadImage if the file does not begin like an image."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            Image.open(path, formats=FORMATS).close()
-    except OSError as error:
-        if error.errno is not None:
-            raise InputError(f"'{path}' cannot be read ({error.strerror}): check the file.") from None
-        raise BadImage(_reason(path, error)) from None
-    except Exception as error:
-        raise BadImage(_reason(path, error)) from None
+# --- checked files ------------------------------------------------------------------------------------------------
 
 
 def bad_files(
@@ -140,7 +62,7 @@ def bad_files(
     known = _remembered(fingerprint)
     if known is not None and (known["thorough"] or not thorough):
         return {int(row): why for row, why in known["bad"].items()}
-    check: Callable[[Path], Any] = (lambda path: decode(path, 32)) if thorough else _header
+    check: Callable[[Path], Any] = (lambda path: decode(path, 32)) if thorough else check_header
     bad: dict[int, str] = {}
 
     def look(row: int) -> str | None:
@@ -254,7 +176,7 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
         partial.mkdir(parents=True, exist_ok=True)
     listing = hashlib.sha256("\0".join(map(os.fspath, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     outdated = _outdated(folder, listing, size)
-    if outdated:
+    if any(read_json(old / META).get("recipe") == RECIPE for old in outdated):
         print("The image files changed since they were cached: decoding them again.", file=sys.stderr, flush=True)
     row_bytes = size * size * 3
     done = [_has(_shard(partial, i), n * row_bytes) for i, n in enumerate(lengths)]
@@ -290,7 +212,9 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
             f"'{paths[first]}'{others} is not a whole image: {bad[first]}; replace or remove it, or go on without it "
             "with --skip-bad."
         )
-    write_json(partial / META, {"name": dataset.name, "listing": listing, "size": size, "rows": len(paths)})
+    write_json(
+        partial / META, {"name": dataset.name, "listing": listing, "size": size, "rows": len(paths), "recipe": RECIPE}
+    )
     os.rename(partial, folder)
     for old in outdated:
         shutil.rmtree(old, ignore_errors=True)  # a process that has it open keeps what it mapped
@@ -349,10 +273,7 @@ def _check_room(folder: Path, need: int, images: int, size: int) -> None:
 def _resized(x: np.ndarray, size: int) -> np.ndarray:
     if x.shape[1:3] == (size, size):
         return x
-    out = np.empty((len(x), size, size, 3), np.uint8)
-    for i, image in enumerate(x):
-        out[i] = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
-    return out
+    return np.stack([to_stored(image, size) for image in x])
 
 
 # --- files, threads, progress ------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from rcalign.data.augment import Augmentation
 from rcalign.data.batches import Batches, evaluation_batches
 from rcalign.data.cache import ImageStore, cache_root, open_images
 from rcalign.data.columns import Encoding, Table, learn_encoding
+from rcalign.data.picture import RECIPE
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
@@ -189,5 +190,5 @@ def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progre
     # what makes an input of an image: the same for image sizes that come to the same
     pixels = (inputs.content.size, inputs.augmentation.size, inputs.augmentation.mean, inputs.augmentation.std)
     featurizer = placed(backbone.featurizer, inputs.device)
-    key = (dataset.fingerprint, *pixels)
+    key = (dataset.fingerprint, RECIPE, *pixels)
     return computed_once(featurizer, inputs.batches, len(dataset), key=key, progress=progress)

@@ -83,7 +83,9 @@ class TrainedModel:
                 )
             return evaluation_batches(content, rows, BATCH, None, self.device)
         assert self.augmentation is not None
-        store = open_images(dataset, storage_size(self.augmentation.size, content.native_size))
+        # as in training, whatever this data set's own size is
+        size = self.config.stored_size or storage_size(self.augmentation.size, content.native_size)
+        store = open_images(dataset, size)
         return evaluation_batches(store, rows, BATCH, self.augmentation, self.device)
 
     @property

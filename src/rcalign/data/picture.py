@@ -1,0 +1,214 @@
+"""From a picture to the network's input: one definition for training, evaluation, prediction and exported files.
+
+1. A file becomes pixels (``decode``): first frame, turned as its EXIF says, 16 bits cut to 8, alpha composited on
+   white, RGB, all of its resolution. Pixels in memory (h, w, 3) are taken as they are.
+2. Pixels are brought to ``stored_size`` x ``stored_size`` (``to_stored``; both sides, bilinear with antialiasing,
+   rounded to whole grey levels), which is what the cache keeps. A run keeps the size in its configuration, so that its
+   model sees a picture in the same way wherever it comes from.
+3. Stored pixels are resized to the network's size in the same manner and normalised (``to_input``).
+
+``PictureToInput`` is steps 2 and 3 as a network, for exported files: it computes with the whole numbers that Pillow and
+torch compute with, so that its result is theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rcalign.errors import InputError
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # no format that would start another program
+RECIPE = 2  # part of the cache's key: raise it when decode() or to_stored() change what they return
+PILLOW_BITS = 22  # of the fixed-point weights with which Pillow resizes
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+class BadImage(Exception):
+    """A file that is not a whole image; its text says why, without the path."""
+
+
+def decode(path: str | os.PathLike[str], size: int | None) -> np.ndarray:
+    """One image file -> uint8 (size, size, 3), or (height, width, 3) with size None."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # large images, odd EXIF: nothing the user could do about it
+            with Image.open(path, formats=FORMATS) as opened:
+                opened.load()
+                pixels = np.array(on_white(ImageOps.exif_transpose(opened)))
+    except OSError as error:
+        if error.errno is not None:  # the disk's or the permissions' fault, not the image's
+            raise InputError(f"'{os.fspath(path)}' cannot be read ({error.strerror}): check the file.") from None
+        raise BadImage(_reason(path, error)) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # PIL raises nearly anything on broken files
+        raise BadImage(_reason(path, error)) from None
+    return pixels if size is None else to_stored(pixels, size)
+
+
+def check_header(path: str | os.PathLike[str]) -> None:
+    """Raises BadImage if the file does not begin like an image."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Image.open(path, formats=FORMATS).close()
+    except OSError as error:
+        if error.errno is not None:
+            raise InputError(f"'{os.fspath(path)}' cannot be read ({error.strerror}): check the file.") from None
+        raise BadImage(_reason(path, error)) from None
+    except Exception as error:
+        raise BadImage(_reason(path, error)) from None
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """Any mode -> RGB; alpha, also that of palettes, is composited on white; 16 bits are cut to their upper 8."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.clip(np.asarray(image, dtype=np.int64), 0, 65535) >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        values = np.nan_to_num(np.asarray(image))
+        scale = 255.0 if values.max(initial=0) <= 1 else 1.0
+        image = Image.fromarray(np.clip(values * scale + 0.5, 0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        white.alpha_composite(rgba)
+        image = white
+    return image.convert("RGB")
+
+
+def _reason(path: str | os.PathLike[str], error: Exception) -> str:
+    if os.path.getsize(path) == 0:
+        return "it is empty (zero bytes)"
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "its content is not an image"
+    if isinstance(error, Image.DecompressionBombError):
+        return "it has more pixels than is safe to decode"
+    if "truncated" in str(error) or "Truncated" in str(error):
+        return "it is cut short (truncated)"
+    return f"it does not decode ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+
+
+# --- pixels ------------------------------------------------------------------------------------------------------
+
+
+def to_stored(pixels: np.ndarray, size: int) -> np.ndarray:
+    """uint8 (h, w, 3) -> uint8 (size, size, 3), as torchvision's ``Resize((size, size))`` of a Pillow image.
+
+    In two steps, since the order in which Pillow takes the sides, and with it the last grey level, depends on its
+    version and on the picture.
+    """
+    height, width = pixels.shape[:2]
+    if (height, width) == (size, size):
+        return pixels
+    wide = Image.fromarray(pixels).resize((size, height), Image.Resampling.BILINEAR)
+    return np.array(wide.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def to_input(images: Tensor, size: int, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Stored pixels, uint8 (n, s, s, 3) -> network inputs, float32 (n, 3, size, size), channels last."""
+    if images.shape[1:3] == (size, size):
+        out = images.contiguous().to(torch.float32)
+    else:
+        planes = images.permute(0, 3, 1, 2)
+        if images.device.type == "cpu":
+            resized = F.interpolate(planes, (size, size), mode="bilinear", antialias=True)
+        else:  # no kernel for bytes there: rounded afterwards, at most one grey level off
+            resized = F.interpolate(planes.to(torch.float32), (size, size), mode="bilinear", antialias=True)
+            resized = resized.round().clamp(0, 255)
+        out = resized.permute(0, 2, 3, 1).contiguous().to(torch.float32)
+    # one row of pixels at a time: three channels alone would be too short a run for vector instructions
+    scale, shift = (values.repeat(size) for values in normalisation(mean, std, images.device))
+    out.view(-1, size * 3).mul_(scale).add_(shift)
+    return out.permute(0, 3, 1, 2)
+
+
+def normalisation(mean: Sequence[float], std: Sequence[float], device: torch.device) -> tuple[Tensor, Tensor]:
+    """x * scale + shift = (x / 255 - mean) / std: two tensors (3,)."""
+    centre, spread = torch.tensor(mean, device=device), torch.tensor(std, device=device)
+    return 1 / (255 * spread), -centre / spread
+
+
+# --- the same as a network ---------------------------------------------------------------------------------------
+
+
+def resize_matrix(size: int, pixels: Tensor) -> Tensor:
+    """Weights (size, full) that resize a row of ``full`` pixels: a triangle filter, wider where the row shrinks.
+
+    pixels: their centres (full,), 0.5, 1.5, ... Everything is computed from that tensor, so an exported graph takes
+    images of any size.
+
+    >>> resize_matrix(2, torch.arange(4) + 0.5)
+    tensor([[0.4286, 0.4286, 0.1429, 0.0000],
+            [0.0000, 0.1429, 0.4286, 0.4286]])
+    """
+    scale = torch.ones_like(pixels).sum() / size
+    centres = (torch.arange(size, device=pixels.device, dtype=pixels.dtype) + 0.5) * scale
+    weights = (1 - (pixels[None, :] - centres[:, None]).abs() / scale.clamp(min=1)).clamp(min=0)
+    return weights / weights.sum(1, keepdim=True)
+
+
+class PictureToInput(nn.Module):
+    """uint8 (n, height, width, 3), RGB, of any size -> float (n, 3, size, size): steps 2 and 3 of a picture's way.
+
+    Pillow and torch resize along the width, round to bytes, resize along the height, round again, with weights that are
+    whole multiples of a power of two. Sums of such weights times bytes are exact in floating point, so this gives the
+    same bytes.
+
+    >>> pixels = torch.randint(0, 256, (1, 9, 7, 3), dtype=torch.uint8)
+    >>> network = PictureToInput(4, 5, (0.5,) * 3, (0.5,) * 3)
+    >>> stored = torch.from_numpy(to_stored(pixels[0].numpy(), 5))[None]
+    >>> bool((network(pixels) - to_input(stored, 4, (0.5,) * 3, (0.5,) * 3)).abs().max() < 1e-6)
+    True
+    """
+
+    scale: Tensor
+    shift: Tensor
+    second: Tensor
+
+    def __init__(self, size: int, stored: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.size, self.stored = size, stored
+        scale, shift = normalisation(mean, std, torch.device("cpu"))
+        self.register_buffer("scale", scale.view(3, 1, 1))
+        self.register_buffer("shift", shift.view(3, 1, 1))
+        self.register_buffer("second", _torch_weights(size, stored))
+
+    def forward(self, images: Tensor) -> Tensor:
+        planes = images.permute(0, 3, 1, 2).to(torch.float64)
+        planes = _rounded(planes @ self._first(images.shape[2]).T)
+        planes = _rounded(self._first(images.shape[1]) @ planes)
+        planes = planes.to(self.scale.dtype)
+        if self.stored != self.size:
+            planes = _rounded(planes @ self.second.T)
+            planes = _rounded(self.second @ planes)
+        return planes * self.scale + self.shift
+
+    def _first(self, full: int) -> Tensor:
+        """Pillow's weights (stored, full)."""
+        pixels = torch.arange(full, device=self.scale.device, dtype=torch.float64) + 0.5
+        return torch.floor(resize_matrix(self.stored, pixels) * 2**PILLOW_BITS + 0.5) / 2**PILLOW_BITS
+
+
+def _torch_weights(size: int, stored: int) -> Tensor:
+    """torch's weights (size, stored) for bytes: as many bits as fit into 16 with a sign."""
+    weights = resize_matrix(size, torch.arange(stored, dtype=torch.float64) + 0.5)
+    largest = float(weights.max())
+    bits = 0
+    while bits < 22 and int(0.5 + largest * 2 ** (bits + 1)) < 2**15:
+        bits += 1
+    return (torch.floor(weights * 2**bits + 0.5) / 2**bits).float()
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """To whole grey levels, halves upwards."""
+    return torch.floor(values + 0.5).clamp(0, 255)
