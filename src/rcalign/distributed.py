@@ -15,6 +15,7 @@ to the order of summation. Where there is one worker, nothing here costs anythin
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,15 @@ class Workers:
         """The number of rows of every worker."""
         bounds = [rows * rank // self.size for rank in range(self.size + 1)]
         return [end - start for start, end in itertools.pairwise(bounds)]
+
+    def positions(self, domains: int, rows: int) -> np.ndarray:
+        """Positions of this worker's rows in a batch of so many domains with ``rows`` rows each.
+
+        >>> Workers(1, 2).positions(2, 4).tolist()
+        [2, 3, 6, 7]
+        """
+        start, end = self.share(rows)
+        return (np.arange(domains)[:, None] * rows + np.arange(start, end)).reshape(-1)
 
 
 def workers() -> Workers:
@@ -227,11 +237,6 @@ class DividedRows:
             )
         return values
 
-    def own_rows(self, domains: int) -> np.ndarray:
-        """Positions of this worker's rows in a batch of so many domains."""
-        start, end = self.workers.share(self.batch_size)
-        return (np.arange(domains)[:, None] * self.batch_size + np.arange(start, end)).reshape(-1)
-
     def _divided(self, x: Tensor) -> Tensor:
         if not self._active or _current is self:
             return self._forward(x)
@@ -353,3 +358,54 @@ def _swapped(module: nn.Module, values: dict[str, Tensor]) -> Iterator[None]:
     finally:
         for owner, leaf, before in owners:
             owner._parameters[leaf] = before
+
+
+# --- rows that are evaluated, each by one worker -------------------------------------------------------------------
+
+
+def own_chunks(rows: np.ndarray, size: int) -> np.ndarray:
+    """Every so many-th chunk of ``size`` rows, this worker's: (n,) -> (k,). Chunks stay whole, so that a prediction
+    which depends on its batch is the same on any number of workers.
+
+    >>> own_chunks(np.arange(5), 2).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    here = workers()
+    chunk = np.arange(len(rows)) // size
+    return rows[chunk % here.size == here.rank]
+
+
+def gathered_chunks(values: Tensor, rows: int, size: int) -> Tensor:
+    """The values (n, ...) of all rows in order, from those that each worker has for its ``own_chunks`` (k, ...)."""
+    here = workers()
+    if here.size == 1:
+        return values
+    owner = (torch.arange(rows) // size) % here.size
+    counts = torch.bincount(owner, minlength=here.size).tolist()
+    padded = values.new_zeros(max(counts), *values.shape[1:])
+    padded[: len(values)] = values
+    pieces = [torch.empty_like(padded) for _ in counts]
+    TRAFFIC.add("evaluated", padded)
+    dist.all_gather(pieces, padded)
+    result = values.new_empty(rows, *values.shape[1:])
+    for rank, count in enumerate(counts):
+        result[owner.to(values.device) == rank] = pieces[rank][:count]
+    return result
+
+
+def agree(what: str, value: str) -> None:
+    """Raises where workers differ in something that must be the same for all, such as the code or the data."""
+    here = workers()
+    if here.size == 1:
+        return
+    digest = hashlib.sha256(value.encode()).digest()[:8]
+    mine = torch.tensor([int.from_bytes(digest, "big", signed=True)])
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    found = [torch.empty_like(mine, device=device) for _ in range(here.size)]
+    dist.all_gather(found, mine.to(device))
+    others = [rank for rank, other in enumerate(found) if int(other) != int(found[0])]
+    if others:
+        raise InputError(
+            f"{what} of worker {others[0]} differs from that of worker 0: give every machine the same version of the "
+            "code and the same data."
+        )

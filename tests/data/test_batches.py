@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rcalign.data import Arrays, Augmentation, Batches, ImageStore, evaluation_batches
+from rcalign.distributed import Workers
 from rcalign.errors import InputError
 from rcalign.types import Batch
 
@@ -122,3 +123,23 @@ def test_errors():
         list(evaluation_batches(store(), [0], 1))
     with pytest.raises(InputError, match="source domain 1"):
         Batches(Arrays(np.zeros((3, 1), np.float32)), Y, [np.arange(2), np.arange(0)], 4, 0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("images", [True, False])
+def test_workers_hold_parts_of_one_batch_and_cannot_use_the_rest(size: int, images: bool) -> None:
+    def batches(**changes: Workers) -> Batches:
+        if images:
+            return image_batches(**changes)
+        return Batches(Arrays(np.arange(82, dtype=np.float32).reshape(41, 2)), Y, ROWS, 6, 3, **changes)
+
+    whole = batches().at(7)
+    seen = np.zeros(len(whole), dtype=int)
+    for rank in range(size):
+        part = batches(workers=Workers(rank, size)).at(7)
+        assert torch.equal(part.y, whole.y) and torch.equal(part.index, whole.index) and part.sizes == whole.sizes
+        own = Workers(rank, size).positions(3, 6)
+        assert torch.equal(part.x[own], whole.x[own])
+        seen[own] += 1
+        assert np.isnan(np.delete(part.x.numpy(), own, axis=0)).all()
+    assert (seen == 1).all()

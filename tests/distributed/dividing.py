@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Network, seeded
-from rcalign.distributed import DividedRows
+from rcalign.distributed import DividedRows, workers
 from rcalign.files import save_weights
 from rcalign.types import Batch
 from toy import CLASSES, ConvStages, batch, make, spec, takes_images, training_set
@@ -74,7 +74,7 @@ def train(case: str, accumulate: int = 1) -> dict[str, Tensor]:
     for group in [group for optimizer in model.optimizers.values() for group in optimizer.param_groups]:
         group["eps"] = 1e-4  # a bias before batch norm has gradient zero: Adam would make steps of its rounding
     divided = [DividedRows(network, ROWS, accumulate) for network in model.row_networks]
-    own = divided[0].own_rows(model.spec.num_domains)
+    own = workers().positions(model.spec.num_domains, ROWS)
     losses = []
     for step in range(STEPS):
         if model.refresh_due():

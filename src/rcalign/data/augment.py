@@ -49,9 +49,12 @@ class Augmentation:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
-    def train(self, x: Tensor, rng: np.random.Generator) -> Tensor:
-        """Random crop, flip and colours, then normalised."""
-        draws = self.draw(len(x), x.shape[1], x.shape[2], rng)
+    def train(self, x: Tensor, rng: np.random.Generator, rows: np.ndarray | None = None, of: int = 0) -> Tensor:
+        """Random crop, flip and colours, then normalised. rows: x are these of a batch of ``of`` images, and become
+        what they would be in it."""
+        draws = self.draw(len(x) if rows is None else of, x.shape[1], x.shape[2], rng)
+        if rows is not None:
+            draws = draws.of_rows(rows)
         out = _output((len(x), self.size, self.size, 3), x.device).permute(0, 3, 1, 2)
         scale, shift = (values.view(3, 1, 1) for values in normalisation(self.mean, self.std, x.device))
         factors = {name: torch.from_numpy(draws.factors[name]).to(x.device) for name in draws.order}
@@ -95,6 +98,11 @@ class Draws:
     order: tuple[str, ...]
     factors: dict[str, np.ndarray]
     grey: np.ndarray
+
+    def of_rows(self, rows: np.ndarray) -> Draws:
+        """The choices for some of the images."""
+        factors = {name: values[rows] for name, values in self.factors.items()}
+        return Draws(self.boxes[rows], self.flipped[rows], self.order, factors, self.grey[rows])
 
 
 class _Memory(threading.local):

@@ -13,6 +13,7 @@ from torch import Tensor
 from rcalign.data.augment import Augmentation
 from rcalign.data.cache import ImageStore
 from rcalign.data.source import Arrays
+from rcalign.distributed import Workers
 from rcalign.errors import InputError
 from rcalign.types import Batch
 
@@ -26,7 +27,8 @@ class Batches:
 
     content: an ImageStore (with an augmentation) or rows of numbers. y: (n,) int64 of all rows. rows: the training rows
     of each source domain, in the order of ``Batch.domain``. balanced: draw a class among those the domain has, each as
-    likely as the next, then one of its rows; only labels are read for that.
+    likely as the next, then one of its rows; only labels are read for that. workers: only this worker's share of each
+    domain's rows is read; the other rows of ``x`` are not numbers, so that nobody can use them unnoticed.
 
     >>> content = Arrays(np.arange(8, dtype=np.float32)[:, None])
     >>> batches = Batches(content, np.array([0, 1] * 4), [np.arange(4), np.arange(4, 8)], batch_size=3, seed=0)
@@ -46,6 +48,7 @@ class Batches:
         balanced: bool = False,
         augmentation: Augmentation | None = None,
         device: torch.device | str = "cpu",
+        workers: Workers = Workers(),  # noqa: B008  (frozen)
     ) -> None:
         parts = list(rows.values()) if isinstance(rows, Mapping) else list(rows)
         for k, part in enumerate(parts):
@@ -60,6 +63,7 @@ class Batches:
         self._seed = seed
         self._augmentation = augmentation
         self._device = torch.device(device)
+        self._workers = workers
         self._by_class: list[list[np.ndarray]] | None = None
         if balanced:
             self._by_class = [[part[self._y[part] == c] for c in np.unique(self._y[part])] for part in self._rows]
@@ -80,15 +84,30 @@ class Batches:
         """The batch of a step, on the device."""
         parts = self.indices(step)
         rows = np.concatenate(parts)
-        if isinstance(self._content, ImageStore):
-            rng = np.random.default_rng([self._seed, step, len(parts), COLOURS])
-            x = _needed(self._augmentation).train(self._content.take(rows).to(self._device), rng)
-        else:
-            x = _rows(self._content, rows).to(self._device)
+        x = self._inputs(rows, step) if self._workers.size == 1 else self._own_inputs(rows, step)
         sizes = tuple(len(part) for part in parts)
         domain = torch.arange(len(parts)).repeat_interleave(torch.tensor(sizes))
         y, index = torch.from_numpy(self._y[rows]), torch.from_numpy(rows)
         return Batch(x, y.to(self._device), domain.to(self._device), index.to(self._device), sizes)
+
+    def _inputs(self, rows: np.ndarray, step: int, positions: np.ndarray | None = None) -> Tensor:
+        """Network inputs of a step's rows, or of those at some positions among them."""
+        chosen = rows if positions is None else rows[positions]
+        if not isinstance(self._content, ImageStore):
+            return _rows(self._content, chosen).to(self._device)
+        rng = np.random.default_rng([self._seed, step, len(self._rows), COLOURS])
+        images = self._content.take(chosen).to(self._device)
+        return _needed(self._augmentation).train(images, rng, positions, len(rows))
+
+    def _own_inputs(self, rows: np.ndarray, step: int) -> Tensor:
+        """Network inputs of the whole step, of which only this worker's are read."""
+        positions = self._workers.positions(len(self._rows), self._batch_size)
+        own = self._inputs(rows, step, positions)
+        x = torch.full((len(rows), *own.shape[1:]), torch.nan, dtype=own.dtype, device=own.device)
+        if own.dim() == 4:
+            x = x.to(memory_format=torch.channels_last)
+        x[torch.from_numpy(positions)] = own
+        return x
 
     def iterate(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
         """The batches of steps start ... stop - 1, prepared ahead by threads; the same bits for any number of them."""
