@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +33,10 @@ from torch.utils.checkpoint import checkpoint
 from rcalign.errors import InputError
 
 BUCKET_BYTES = 2**25  # gradients that are summed in one message
+MESSAGE_BYTES = 2**10  # of an error that workers tell each other
+ARRIVAL_SECONDS = 60  # that workers wait for each other at the start
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -409,3 +415,80 @@ def agree(what: str, value: str) -> None:
             f"{what} of worker {others[0]} differs from that of worker 0: give every machine the same version of the "
             "code and the same data."
         )
+
+
+# --- starting, and failing together ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def process_group(device: str = "cpu") -> Iterator[Workers]:
+    """The workers of this run, as the environment names them (``torchrun`` sets it); one of one without it.
+
+    Whoever has started a process group already, as Ray Train does, keeps it.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 or dist.is_initialized():
+        yield workers()
+        return
+    rank = int(os.environ.get("RANK", "0"))
+    cuda = device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=ARRIVAL_SECONDS))
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+        if "in use" in str(error):
+            raise InputError(f"the address {where} is in use by another process: choose another port.") from None
+        raise InputError(
+            f"worker {rank} of {size} waited {ARRIVAL_SECONDS} s at {where}, but not all workers arrived "
+            f"({str(error).splitlines()[0][:120]}): start all {size}, and see that they reach that address."
+        ) from None
+    try:
+        yield workers()
+    finally:
+        dist.destroy_process_group()
+
+
+def together(act: Callable[[], T], *, first_only: bool = False) -> T | None:
+    """Runs ``act`` on every worker (or on the first only) and waits for all; an ``InputError`` of one is raised by all.
+
+    Without this, the others would wait forever for a worker that has given up.
+
+    >>> together(lambda: 3)
+    3
+    """
+    here = workers()
+    if here.size == 1:
+        return act()
+    result, problem = None, ""
+    if here.is_first or not first_only:
+        try:
+            result = act()
+        except InputError as error:
+            problem = str(error)
+    text = problem.encode()[:MESSAGE_BYTES]
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    mine = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
+    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[:0]
+    found = [torch.empty_like(mine, device=device) for _ in range(here.size)]
+    dist.all_gather(found, mine.to(device))
+    for rank, message in enumerate(found):
+        said = bytes(message.tolist()).rstrip(b"\0").decode(errors="replace")
+        if said:
+            raise InputError(said if rank == 0 else f"worker {rank}: {said}")
+    return result
+
+
+def any_worker(flag: bool) -> bool:
+    """Whether the flag is set on any worker.
+
+    >>> any_worker(False)
+    False
+    """
+    if workers().size == 1:
+        return flag
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    value = torch.tensor([int(flag)], device=device)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return bool(value.item())
