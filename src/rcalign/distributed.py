@@ -35,6 +35,7 @@ from rcalign.errors import InputError
 BUCKET_BYTES = 2**25  # gradients that are summed in one message
 MESSAGE_BYTES = 2**10  # of an error that workers tell each other
 ARRIVAL_SECONDS = 60  # that workers wait for each other at the start
+SILENCE_SECONDS = 1800  # after which a worker that does not answer counts as lost
 
 T = TypeVar("T")
 
@@ -96,6 +97,35 @@ class Traffic:
 
 
 TRAFFIC = Traffic()
+
+
+def bytes_per_step(
+    size: int,
+    *,
+    parameters: int,
+    domains: int,
+    batch_size: int,
+    features: int,
+    backward_passes: int = 1,
+    rows_passed: int | None = None,
+    width: int = 4,
+) -> dict[str, int]:
+    """What one worker of ``size`` hands to collective operations in a step: {"summed": bytes, "gathered": bytes}.
+
+    parameters: trained numbers of the featurizer, summed once for each backward pass that reaches them. rows_passed:
+    rows that go through the featurizer in a step (by default every row of the batch once); ``features`` numbers of each
+    are gathered. width: bytes of a number. On the wire a ring sends 2 (size - 1) / size of what is summed and
+    (size - 1) times what is gathered.
+
+    >>> bytes_per_step(2, parameters=1000, domains=3, batch_size=32, features=8)
+    {'summed': 4000, 'gathered': 1536}
+    """
+    rows = domains * batch_size if rows_passed is None else rows_passed
+    longest = -(-batch_size // size)  # shares are padded to the longest
+    return {
+        "summed": width * parameters * backward_passes,
+        "gathered": width * features * longest * (rows // batch_size),
+    }
 
 
 # --- operations with gradients of any order ------------------------------------------------------------------------
@@ -431,23 +461,44 @@ def process_group(device: str = "cpu") -> Iterator[Workers]:
         yield workers()
         return
     rank = int(os.environ.get("RANK", "0"))
-    cuda = device.startswith("cuda")
-    if cuda:
+    if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    try:
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=ARRIVAL_SECONDS))
-    except (dist.DistError, RuntimeError, ValueError) as error:
-        where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-        if "in use" in str(error):
-            raise InputError(f"the address {where} is in use by another process: choose another port.") from None
-        raise InputError(
-            f"worker {rank} of {size} waited {ARRIVAL_SECONDS} s at {where}, but not all workers arrived "
-            f"({str(error).splitlines()[0][:120]}): start all {size}, and see that they reach that address."
-        ) from None
+    dist.init_process_group(
+        "nccl" if device.startswith("cuda") else "gloo",
+        store=_meet(rank, size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=SILENCE_SECONDS),
+    )
     try:
         yield workers()
     finally:
         dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int) -> dist.Store:
+    """The store through which workers find each other, once all of them are there."""
+    host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
+    # torchrun's own agent holds the store; it starts workers again after a failure, each time under another count
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    wait = timedelta(seconds=ARRIVAL_SECONDS)
+    missing = f"the first worker at {host}:{port}"
+    try:
+        store = dist.TCPStore(host, port, size, rank == 0 and not held, wait, wait_for_workers=False)
+        meeting = dist.PrefixStore(f"rcalign/{attempt}", store)
+        meeting.set(f"arrived/{rank}", "yes")
+        for other in range(size):
+            missing = f"worker {other}"
+            meeting.wait([f"arrived/{other}"], wait)
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        if "in use" in str(error):
+            raise InputError(f"the port {port} of {host} is in use by another process: choose another.") from None
+        raise InputError(
+            f"worker {rank} of {size} waited {ARRIVAL_SECONDS} s for {missing}: start all {size} workers, and see that "
+            "they reach each other."
+        ) from None
+    return meeting
 
 
 def together(act: Callable[[], T], *, first_only: bool = False) -> T | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Network, seeded
-from rcalign.distributed import DividedRows, workers
+from rcalign.distributed import TRAFFIC, DividedRows, workers
 from rcalign.files import save_weights
 from rcalign.types import Batch
 from toy import CLASSES, ConvStages, batch, make, spec, takes_images, training_set
@@ -87,9 +87,12 @@ def train(case: str, accumulate: int = 1) -> dict[str, Tensor]:
             for part in divided:
                 stack.enter_context(part)
             losses.append(float(model.step(replace(data, x=x))["loss"]))
+    sent = {f"sent.{kind}": torch.tensor(number) for kind, number in TRAFFIC.sent.items()}
+    TRAFFIC.sent.clear()
     unseen = in_double(batch(999, images=takes_images(model)))
     return {
         **{f"weights.{key}": value.detach().clone() for key, value in model.state_dict().items()},
+        **sent,
         "losses": torch.tensor(losses, dtype=torch.float64),
         "predictions": model.predict(unseen.x),
     }

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from dividing import ROWS, cases, train
+from dividing import ROWS, STEPS, cases, train
 from torch import nn
 
-from rcalign.distributed import DividedRows, Workers
+import toy
+from rcalign.distributed import DividedRows, Workers, bytes_per_step
 from rcalign.errors import InputError
 from rcalign.files import load_weights
 
@@ -55,6 +56,7 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    found = {key: value for key, value in found.items() if not key.startswith("sent.")}
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, k=key: f"{k}: {m}")
@@ -92,3 +94,25 @@ def test_shares_cover_every_row_once() -> None:
 def test_fewer_rows_than_pieces_is_said() -> None:
     with pytest.raises(InputError, match="batch_size is 2 rows of each domain, fewer than 1 x 3 pieces"):
         DividedRows(nn.Linear(2, 2), batch_size=2, accumulate=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_formula_of_traffic_predicts_the_count(size: int, tmp_path: Path) -> None:
+    passes = {"ERM": (1, 3), "RC-Align": (2, 3), "Fish": (3, 3)}  # backward passes, domains passed through
+    assert [process.wait() for process in start(size, tmp_path, list(passes))] == [0] * size
+    parameters = sum(p.numel() for p in toy.vector_network().featurizer.parameters())
+    for name, (backward, domains) in passes.items():
+        found = load_weights(tmp_path / f"{name}.safetensors")
+        expected = bytes_per_step(
+            size,
+            parameters=parameters,
+            domains=3,
+            batch_size=ROWS,
+            features=8,
+            backward_passes=backward,
+            rows_passed=domains * ROWS,
+            width=8,
+        )
+        for kind, number in expected.items():
+            assert int(found[f"sent.{kind}"]) == STEPS * number, (name, kind)
