@@ -26,6 +26,7 @@ from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
 from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
 from rcalign.diagnosis import diagnose as diagnose_arrays
+from rcalign.distributed import process_group
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confusions, summary
 from rcalign.evaluation.metrics import next_value_interval
@@ -66,7 +67,14 @@ def train(
     (['2'], 3)
     """
     chosen = train_options(algorithm=algorithm, test_domains=test_domains, **options)
-    return job.train(data, chosen, out=out, resume=resume, progress=progress)
+    with process_group(chosen.device) as group:
+        if chosen.workers > 1 and group.size == 1:
+            if isinstance(data, Dataset):
+                raise InputError("with several `workers`, give data by path or name: each worker loads them.")
+            from rcalign.sweeps.train_on_ray import train_on_workers
+
+            return train_on_workers(data, chosen, out=out, resume=resume, progress=progress)
+        return job.train(data, chosen, out=out, resume=resume, progress=progress and group.is_first)
 
 
 def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, device: str = "auto") -> dict[str, Any]:

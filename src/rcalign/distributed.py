@@ -399,6 +399,11 @@ def _swapped(module: nn.Module, values: dict[str, Tensor]) -> Iterator[None]:
 # --- rows that are evaluated, each by one worker -------------------------------------------------------------------
 
 
+def _device() -> torch.device:
+    """Where values must be for a message: on the GPU where that is what carries them."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
 def own_chunks(rows: np.ndarray, size: int) -> np.ndarray:
     """Every so many-th chunk of ``size`` rows, this worker's: (n,) -> (k,). Chunks stay whole, so that a prediction
     which depends on its batch is the same on any number of workers.
@@ -418,14 +423,14 @@ def gathered_chunks(values: Tensor, rows: int, size: int) -> Tensor:
         return values
     owner = (torch.arange(rows) // size) % here.size
     counts = torch.bincount(owner, minlength=here.size).tolist()
-    padded = values.new_zeros(max(counts), *values.shape[1:])
+    padded = torch.zeros(max(counts), *values.shape[1:], dtype=values.dtype, device=_device())
     padded[: len(values)] = values
     pieces = [torch.empty_like(padded) for _ in counts]
     TRAFFIC.add("evaluated", padded)
     dist.all_gather(pieces, padded)
     result = values.new_empty(rows, *values.shape[1:])
     for rank, count in enumerate(counts):
-        result[owner.to(values.device) == rank] = pieces[rank][:count]
+        result[owner.to(values.device) == rank] = pieces[rank][:count].to(values.device)
     return result
 
 
@@ -436,9 +441,8 @@ def agree(what: str, value: str) -> None:
         return
     digest = hashlib.sha256(value.encode()).digest()[:8]
     mine = torch.tensor([int.from_bytes(digest, "big", signed=True)])
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    found = [torch.empty_like(mine, device=device) for _ in range(here.size)]
-    dist.all_gather(found, mine.to(device))
+    found = [torch.empty_like(mine, device=_device()) for _ in range(here.size)]
+    dist.all_gather(found, mine.to(_device()))
     others = [rank for rank, other in enumerate(found) if int(other) != int(found[0])]
     if others:
         raise InputError(
@@ -519,11 +523,10 @@ def together(act: Callable[[], T], *, first_only: bool = False) -> T | None:
         except InputError as error:
             problem = str(error)
     text = problem.encode()[:MESSAGE_BYTES]
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
     mine = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
     mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[:0]
-    found = [torch.empty_like(mine, device=device) for _ in range(here.size)]
-    dist.all_gather(found, mine.to(device))
+    found = [torch.empty_like(mine, device=_device()) for _ in range(here.size)]
+    dist.all_gather(found, mine.to(_device()))
     for rank, message in enumerate(found):
         said = bytes(message.tolist()).rstrip(b"\0").decode(errors="replace")
         if said:
@@ -539,7 +542,6 @@ def any_worker(flag: bool) -> bool:
     """
     if workers().size == 1:
         return flag
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    value = torch.tensor([int(flag)], device=device)
+    value = torch.tensor([int(flag)], device=_device())
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return bool(value.item())

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rcalign.data.splits import Splits
+from rcalign.distributed import gathered_chunks, own_chunks
 from rcalign.evaluation import metrics
 from rcalign.evaluation.metric_table import METRICS
 
@@ -48,7 +50,10 @@ def evaluate_parts(
     parts = []
     for name, rows_of in (("val", splits.val), ("test", splits.test)):
         for domain, rows in rows_of.items():
-            parts.append(Part(domain, name, logits_of(predict, inputs(rows), classes), y[rows]))
+            # each worker of a run predicts some of the batches, and all of them get all logits
+            own = logits_of(predict, inputs(own_chunks(rows, BATCH)), classes)
+            logits = gathered_chunks(torch.from_numpy(own), len(rows), BATCH).numpy()
+            parts.append(Part(domain, name, logits, y[rows]))
             advance(len(rows))
     return parts
 

@@ -1,4 +1,4 @@
-"""Runs a sweep on Ray: on this machine, or on a cluster by its address. The only file that imports ray.
+"""Runs a sweep on Ray: on this machine, or on a cluster by its address.
 
 The driver hands out runs, one Ray task each, and keeps no state of its own: everything is in the sweep's folder, so it
 may be killed at any instant and started again. A worker process is used for run after run and loads a data set once.
@@ -98,7 +98,7 @@ def execute(
             if not driver.plan_more():
                 return None
             board.show(driver.standing())
-            with _connected(resources), asked_to_stop() as stopped:
+            with connected(resources), asked_to_stop() as stopped:
                 return driver.drive(stopped)
 
 
@@ -443,13 +443,15 @@ def _dataset(data: str, skip_bad: bool) -> Dataset:
 
 
 @contextmanager
-def _connected(resources: Resources) -> Iterator[None]:
+def connected(resources: Resources) -> Iterator[None]:
+    """Inside, Ray runs on this machine or is connected to the cluster."""
     if ray.is_initialized():  # by the program that calls us: then it is not ours to end
         yield
         return
     start: dict[str, Any] = {"address": resources.address}
     if resources.address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 lets a sweep stand still beside other work
         start = {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE}
         if resources.workers is not None:  # else Ray counts the cores, also in a container
             start["num_cpus"] = resources.workers * resources.cpus_per_run

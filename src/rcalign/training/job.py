@@ -22,6 +22,7 @@ from rcalign.data.sources import named
 from rcalign.data.splits import Splits
 from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
+from rcalign.distributed import together
 from rcalign.errors import InputError, unknown
 from rcalign.extensions import import_modules
 from rcalign.records import RunConfig, RunFolder, versions
@@ -51,14 +52,18 @@ def train(
     """Trains one model in the run folder ``out`` and returns its result, as in ``result.json``, with the folder."""
     import_modules(options.imports)
     registry.get(options.algorithm)  # a wrong name is noticed before the data are read
-    dataset = data
-    if not isinstance(dataset, Dataset):
-        dataset = source.load(dataset, skip_bad=options.skip_bad, progress=progress)
-    if options.skip_bad and progress:
-        for note in dataset.notes:
-            print(note, file=sys.stderr)
-    job = prepare(options, dataset, data=None if isinstance(data, Dataset) else located(data), progress=progress)
-    folder = RunFolder(out if out is not None else default_folder(job.config))
+
+    def ready() -> Job:
+        dataset = data
+        if not isinstance(dataset, Dataset):
+            dataset = source.load(dataset, skip_bad=options.skip_bad, progress=progress)
+        if options.skip_bad and progress:
+            for note in dataset.notes:
+                print(note, file=sys.stderr)
+        return prepare(options, dataset, data=None if isinstance(data, Dataset) else located(data), progress=progress)
+
+    job = together(ready)
+    folder = RunFolder(out if out is not None else default_folder(job.config.data, job.config))
     _, result = complete(job.task, job.config, folder, job.hparams, resume=resume, progress=progress)
     return {**result, "folder": str(folder.path)}
 
@@ -146,13 +151,18 @@ def _located_weights(weights: str | None) -> str | None:
     return os.path.abspath(weights) if weights is not None and os.path.exists(weights) else weights
 
 
-def default_folder(config: RunConfig) -> Path:
-    """runs/DATA-ALGORITHM-HELDOUT-seedS."""
-    data = Path(config.data).stem
-    if named.is_name(config.data):  # where a benchmark lies does not tell which one it is
-        data = re.sub(r"(?<=[:,])root=[^,]*", "", config.data).rstrip(":,")
-    words = [data, config.algorithm, *config.test_domains, config.protocol, f"seed{config.seed}"]
-    return Path("runs") / file_name(*words)
+def default_folder(data: str, options: TrainOptions | RunConfig) -> Path:
+    """runs/DATA-ALGORITHM-HELDOUT-PROTOCOL-seedS.
+
+    >>> default_folder("emoji", TrainOptions(algorithm="erm", test_domains=("windows",))).name
+    'emoji-ERM-windows-lodo-seed0'
+    """
+    name = Path(data).stem
+    if named.is_name(data):  # where a benchmark lies does not tell which one it is
+        name = re.sub(r"(?<=[:,])root=[^,]*", "", data).rstrip(":,")
+    protocol = options.protocol or presets.get(options.preset or "default").protocol
+    algorithm = registry.get(options.algorithm).name
+    return Path("runs") / file_name(name, algorithm, *options.test_domains, protocol, f"seed{options.seed}")
 
 
 def file_name(*words: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm
+from rcalign.distributed import DividedRows, any_worker, together, workers
 from rcalign.errors import DivergedError
 from rcalign.evaluation.evaluate import (
     Part,
@@ -31,6 +33,8 @@ from rcalign.training.averaging import Averaging, recompute_batch_norm
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker
 from rcalign.types import Batch
+
+CHECK_EVERY = 10  # steps between looks at what would make a GPU or other workers wait
 
 
 class Interrupted(Exception):
@@ -63,47 +67,60 @@ def fit(
     progress: bool = False,
 ) -> dict[str, Any]:
     """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result."""
+    here = workers()
     at = _restore(model, folder, averaging) if resume and folder.state_file.exists() else _Progress()
-    folder.keep_records_until(at.step)
-    if tracker is not None:
+    together(lambda: folder.keep_records_until(at.step), first_only=True)
+    if tracker is not None and here.is_first:
         tracker.keep_until(at.step)
-    batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling)
+    divided = [DividedRows(network, model.hparams.batch_size, config.accumulate) for network in model.row_networks]
+    batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling, here)
     autocast = torch.autocast(task.inputs.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    on_cpu = task.inputs.device.type == "cpu"
     logs: Mapping[str, Tensor | float] = {}
     started = time.perf_counter() - at.seconds
-    with asked_to_stop() as stopped, _bar(progress) as bar:
+    with asked_to_stop() as asked, _bar(progress and here.is_first) as bar:
         line = bar.add_task(config.algorithm, total=config.steps, completed=at.step, figures="")
         for batch in batches.iterate(at.step, config.steps, workers=1):
             if averaging is not None and averaging.finished:
                 break
             if model.refresh_due():
                 model.refresh(*task.training_features(model))
-            with autocast:
+            with autocast, contextlib.ExitStack() as stack:
+                for part in divided:
+                    stack.enter_context(part)
                 logs = model.step(batch)
             at.step += 1
-            if not math.isfinite(float(logs["loss"])):
+            last = at.step == config.steps
+            due = at.step % config.evaluate_every == 0 or last
+            # reading a number makes the host wait for a GPU: there only now and then
+            if (due or on_cpu or at.step % CHECK_EVERY == 0) and not math.isfinite(float(logs["loss"])):
                 raise DivergedError(_divergence(model, batch, at.step, task, folder))
             if averaging is not None:
                 averaging.update(model.state_dict())
-            if tracker is not None:
+            if tracker is not None and here.is_first:
                 tracker.record(model, at.step)
             bar.update(line, completed=at.step)
-            last = at.step == config.steps
-            if at.step % config.evaluate_every == 0 or last:
+            stopped = asked.is_set()
+            if here.size > 1:
+                stopped = at.step % CHECK_EVERY == 0 and any_worker(stopped)  # all workers stop after the same step
+            if due:
                 at.seconds = time.perf_counter() - started
                 record = _evaluate(model, task, at, logs, bar)
                 if averaging is not None:
                     averaging.observe(record.logs["validation_loss"])
-                folder.append(record)
-                if record.validation > at.best_validation:
+                best = record.validation > at.best_validation
+                if best:
                     at.best_validation, at.best_step = record.validation, at.step
-                    save_weights(folder.best_file, model.state_dict())
-                _save(model, folder, averaging, at)
+                if here.is_first:
+                    folder.append(record)
+                    if best:
+                        save_weights(folder.best_file, model.state_dict())
+                    _save(model, folder, averaging, at)
                 bar.update(line, figures=f"validation {100 * record.validation:.1f} %")
-            elif stopped.is_set():
+            elif stopped and here.is_first:
                 at.seconds = time.perf_counter() - started
                 _save(model, folder, averaging, at)
-            if stopped.is_set() and not last:
+            if stopped and not last:
                 raise Interrupted(at.step)
         at.seconds = time.perf_counter() - started
         return _finish(model, task, folder, config, averaging, at, bar)
@@ -119,16 +136,20 @@ def _finish(
     bar: Progress,
 ) -> dict[str, Any]:
     """The last weights, the chosen ones, and their figures on the test parts."""
-    save_weights(folder.last_file, model.state_dict())
+    first = workers().is_first
+    if first:
+        save_weights(folder.last_file, model.state_dict())
     averaged = averaging.averaged() if averaging is not None else None
     if averaged is not None:
         model.load_state_dict(averaged)
         batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling)
         recompute_batch_norm(model, (batch.x for batch in batches.iterate(0, config.steps)))
-        save_weights(folder.best_file, model.state_dict())
+        if first:
+            save_weights(folder.best_file, model.state_dict())
+    any_worker(False)  # the others wait until the first has written
     model.load_state_dict(load_weights(folder.best_file))
     parts = task.evaluate(model, bar)
-    if averaged is not None:  # a row of its own: selection between runs must see what would be used
+    if averaged is not None and first:  # a row of its own: selection between runs must see what would be used
         folder.append(_record(parts, task, at.step, {}, averaged=True))
     counts = model.spec.count_matrix.numpy()
     calibrated = calibration(parts, task.spec.domains)
@@ -194,7 +215,8 @@ def _divergence(model: Algorithm, batch: Batch, step: int, task: Task, folder: R
     """Which step and domain went wrong, and where the last good state is."""
     bad = []
     for name, part in zip(task.spec.domains, batch.per_domain(), strict=True):
-        if not torch.isfinite(model.predict(part.x)).all():
+        own = part.x[workers().positions(1, len(part))]
+        if not torch.isfinite(model.predict(own)).all():
             bad.append(name)
     where = f"domain {', '.join(bad)}" if 0 < len(bad) < len(task.spec.domains) else "every domain"
     saved = (

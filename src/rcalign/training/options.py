@@ -181,6 +181,38 @@ class TrainOptions:
         bool,
         Option(help="Compile the network: a minute at first, faster steps after.", group=COMPUTING, decides=False),
     ] = False
+    workers: Annotated[
+        int,
+        Option(
+            help="Processes that share the rows of each step, one on each GPU or core; the results are those of one.",
+            group=COMPUTING,
+            minimum=1,
+            maximum=4096,
+            in_plan=False,
+            in_estimator=False,
+            decides=False,
+        ),
+    ] = 1
+    ray: Annotated[
+        str | None,
+        Option(
+            help="With more workers: the address of a Ray cluster, such as 10.0.0.5:6379.",
+            group=COMPUTING,
+            when_none="this machine",
+            in_plan=False,
+            in_estimator=False,
+            decides=False,
+        ),
+    ] = None
+    accumulate: Annotated[
+        int,
+        Option(
+            help="Compute a batch in so many pieces, one after the other, for networks that hardly fit into memory.",
+            group=COMPUTING,
+            minimum=1,
+            decides=False,
+        ),
+    ] = 1
     skip_bad: Annotated[
         bool,
         Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, BaseHparams
+from rcalign.distributed import agree, together, workers
 from rcalign.errors import InputError
 from rcalign.files import load_weights
 from rcalign.records import RunConfig, RunFolder
@@ -48,7 +50,7 @@ def complete(
     model = _model(task, config)
     averaging = _averaging(config, model)
     tracker = None if config.track_bound is None else Tracker(task, folder, config.track_bound)
-    folder.begin(config, resume)
+    _begin(folder, config, resume)
     try:
         result = folder.result()
         if result is None:
@@ -57,7 +59,8 @@ def complete(
             result = fit(
                 model, task, folder, config, averaging=averaging, tracker=tracker, resume=resume, progress=progress
             )
-            folder.finish(result)
+            if workers().is_first:
+                folder.finish(result)
     except Exception as error:
         # by name: importing those takes seconds
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -69,6 +72,21 @@ def complete(
     finally:
         folder.release()
     return model, result
+
+
+def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:
+    """Claims the folder; where several workers share the run, the first does, and the others must see it."""
+
+    def seen() -> None:
+        if not folder.config_file.exists():
+            raise InputError(
+                f"the run folder '{folder.path}' is not there on this machine: `out` must lie on a disk that all "
+                "workers share."
+            )
+
+    together(lambda: folder.begin(config, resume), first_only=True)
+    together(seen)
+    agree("the code, the data or an option", json.dumps([config.identity(), config.versions], sort_keys=True))
 
 
 def _stage_one(
@@ -88,11 +106,13 @@ def _stage_one(
         stage_one=entry.traits.stage_one,
     )
     resume = first.config_file.exists()
-    first.begin(first_config, resume)
+    _begin(first, first_config, resume)
     if first.result() is None:
         model = _model(task, first_config)
         averaging = _averaging(first_config, model)
-        first.finish(fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress))
+        result = fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress)
+        if workers().is_first:
+            first.finish(result)
     first.release()
     # a pretext task has no labels to choose a checkpoint by: its last weights are what it learned
     return load_weights(first.last_file if entry.traits.recipe_part else first.best_file)

@@ -22,6 +22,7 @@ from rcalign.data.columns import Encoding, Table, learn_encoding
 from rcalign.data.picture import RECIPE
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
+from rcalign.distributed import Workers, gathered_chunks, own_chunks
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
 from rcalign.models.backbones import Backbone, Standardised, build
 from rcalign.models.features import computed_once
@@ -81,8 +82,8 @@ class Task:
             network = Network(featurizer, self.backbone.features, self.spec.num_classes)
         return placed(network, self.inputs.device)
 
-    def batches(self, batch_size: int, seed: int, balanced: bool) -> Batches:
-        """The training batches of a run."""
+    def batches(self, batch_size: int, seed: int, balanced: bool, workers: Workers = Workers()) -> Batches:  # noqa: B008
+        """The training batches of a run, of which this process may be one of several workers."""
         return Batches(
             self.inputs.content,
             self.dataset.y,
@@ -92,6 +93,7 @@ class Task:
             balanced=balanced,
             augmentation=self.inputs.augmentation,
             device=self.inputs.device,
+            workers=workers,
         )
 
     def evaluate(self, model: Algorithm, progress: Progress | None = None) -> list[Part]:
@@ -109,8 +111,10 @@ class Task:
         """Features (n, h) of the whole training set in evaluation mode, labels and domain positions."""
         rows = np.concatenate(list(self.splits.train.values()))
         domain = np.concatenate([np.full(len(part), k) for k, part in enumerate(self.splits.train.values())])
-        features = torch.cat([model.embed(x) for x in self.inputs.batches(rows)])
-        device = features.device
+        own = [model.embed(x) for x in self.inputs.batches(own_chunks(rows, BATCH))]
+        device = self.inputs.device
+        features = torch.cat(own) if own else torch.zeros(0, model.features_dim, device=device)
+        features = gathered_chunks(features, len(rows), BATCH)
         return features, torch.from_numpy(self.dataset.y[rows]).to(device), torch.from_numpy(domain).to(device)
 
 
