@@ -223,6 +223,16 @@ def copied(values: Sequence[Tensor]) -> list[Tensor]:
 # --- a network whose rows are divided --------------------------------------------------------------------------------
 
 
+def check_division(batch_size: int, accumulate: int) -> None:
+    """Raises where a domain has fewer rows in a batch than there are workers, or pieces of theirs."""
+    size = workers().size
+    if batch_size < size * accumulate:
+        what = f"{size} workers" if accumulate == 1 else f"{size} x {accumulate} pieces"
+        raise InputError(
+            f"batch_size is {batch_size} rows of each domain, fewer than {what}: raise batch_size, or divide less."
+        )
+
+
 class DividedRows:
     """Makes a network work on this worker's share of every batch, ``accumulate`` pieces one after the other.
 
@@ -240,11 +250,7 @@ class DividedRows:
 
     def __init__(self, network: nn.Module, batch_size: int, accumulate: int = 1) -> None:
         self.workers = workers()
-        if batch_size < self.workers.size * accumulate:
-            what = f"{self.workers.size} workers" if accumulate == 1 else f"{self.workers.size} x {accumulate} pieces"
-            raise InputError(
-                f"batch_size is {batch_size} rows of each domain, fewer than {what}: raise batch_size, or divide less."
-            )
+        check_division(batch_size, accumulate)
         self.batch_size = batch_size
         self.accumulate = accumulate
         self._network = network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,10 +27,16 @@ def train(
     rcalign train photos/ --algorithm ERM --test-domain hospital_5 --freeze-backbone
 
     rcalign train rows.npz --test-domain 2 --set learning_rate=1e-3 --set batch_size=32 --out runs/rows --resume
+
+    rcalign train photos/ --test-domain hospital_5 --workers 8
+
+    torchrun --nproc-per-node 8 -m rcalign train photos/ --test-domain hospital_5
     """
     from rcalign import api
     from rcalign.reports.evaluated import figures_of_run
 
     result = api.train(data, out=out, resume=resume, progress=True, **options)
+    if os.environ.get("RANK", "0") != "0":
+        return  # one of several workers that torchrun started: the first one speaks
     show(figures_of_run(result))
     print(f"Run folder: {result['folder']}\nNext: rcalign predict {result['folder']} IMAGE...")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.distributed import agree, together, workers
+from rcalign.distributed import agree, check_division, together, workers
 from rcalign.errors import InputError
 from rcalign.files import load_weights
 from rcalign.records import RunConfig, RunFolder
@@ -48,6 +48,7 @@ def complete(
     """
     # build before the folder exists: a wrong option must leave nothing behind
     model = _model(task, config)
+    check_division(model.hparams.batch_size, config.accumulate)
     averaging = _averaging(config, model)
     tracker = None if config.track_bound is None else Tracker(task, folder, config.track_bound)
     _begin(folder, config, resume)

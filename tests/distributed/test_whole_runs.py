@@ -1,0 +1,167 @@
+"""Runs on several workers, in real processes: killed, resumed on another number of them, wrongly used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rcalign import api, distributed
+from rcalign.errors import InputError
+from rcalign.records import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {"algorithm": "RC-Align", "test_domains": ["3"], "steps": 120, "evaluate_every": 10}
+FLAGS = ["--algorithm", "RC-Align", "--test-domain", "3", "--steps", "120", "--evaluate-every", "10"]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    y = rng.choice(3, size=600, p=[0.6, 0.3, 0.1])
+    domain = np.arange(600) % 4
+    x = rng.normal(size=(600, 8)) + 1.5 * np.eye(8)[y] + 0.7 * np.eye(8)[3 + domain]
+    file = tmp_path_factory.mktemp("data") / "rows.npz"
+    np.savez(file, x=x, y=y, domain=domain)
+    return file
+
+
+@pytest.fixture(scope="module")
+def straight(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on one worker that never stopped."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    api.train(str(rows), out=out, **OPTIONS)  # type: ignore[arg-type]
+    return out
+
+
+def torchrun(size: int, *arguments: str) -> subprocess.Popen[str]:
+    """A new process group, so that all of its workers can be killed at once."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    return subprocess.Popen(
+        [*command, "-m", "rcalign", "train", *arguments],
+        env=ENVIRONMENT,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def until_it_has(rows: int, folder: Path, process: subprocess.Popen[str]) -> None:
+    """Waits for evaluations of a run; it ends when the run does, not by a clock."""
+    while len(RunFolder(folder).records()) < rows:
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        time.sleep(0.05)
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    ours, theirs = RunFolder(found).records(), RunFolder(expected).records()
+    assert [row.step for row in ours] == [row.step for row in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a.loss, b.loss, rtol=1e-3)
+        np.testing.assert_allclose(a.validation, b.validation, atol=0.02)
+    assert abs(RunFolder(found).result()["average"] - RunFolder(expected).result()["average"]) < 0.03  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_killed_on_three_workers_a_run_goes_on_with_one_or_two(rows: Path, straight: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    process = torchrun(3, str(rows), *FLAGS, "--out", str(killed))
+    until_it_has(3, killed, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert RunFolder(killed).result() is None, "the run was faster than the kill"
+    shutil.copytree(killed, tmp_path / "two")
+    api.train(str(rows), out=killed, resume=True, **OPTIONS)  # type: ignore[arg-type]
+    assert_same_run(killed, straight)
+    process = torchrun(2, str(rows), *FLAGS, "--out", str(tmp_path / "two"), "--resume")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert output.count("Run folder:") == 1, "only the first worker speaks"
+    assert_same_run(tmp_path / "two", straight)
+
+
+@pytest.mark.slow
+def test_a_worker_of_ray_that_dies_is_started_again(rows: Path, straight: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rcalign", "train", str(rows), *FLAGS, "--out", str(out), "--workers", "2"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    until_it_has(2, out, process)
+    killed = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (folder / "cmdline").read_bytes()
+            mine = str(out).encode() in (folder / "environ").read_bytes() or _descends(int(folder.name), process.pid)
+        except OSError:
+            continue
+        if title.startswith(b"ray::") and b"RayTrainWorker" in title and mine:
+            os.kill(int(folder.name), signal.SIGKILL)
+            killed += 1
+            break
+    output, _ = process.communicate()
+    assert killed == 1 and process.returncode == 0, output
+    assert_same_run(out, straight)
+    assert not list(tmp_path.glob(".*")), "nothing of Ray's is left beside the run"
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def test_one_worker_in_pieces_gives_the_same_run(rows: Path, straight: Path, tmp_path: Path) -> None:
+    api.train(str(rows), out=tmp_path / "run", accumulate=4, **OPTIONS)  # type: ignore[arg-type]
+    assert_same_run(tmp_path / "run", straight)
+
+
+def test_more_pieces_than_rows_are_refused_before_a_folder_is_made(rows: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="batch_size is 4 rows of each domain, fewer than 1 x 8 pieces"):
+        api.train(str(rows), out=tmp_path / "run", accumulate=8, hparams={"batch_size": 4}, **OPTIONS)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+def environment(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
+    for name, value in {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", **values}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_a_worker_that_never_arrives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setattr(distributed, "ARRIVAL_SECONDS", 1)
+    environment(monkeypatch, MASTER_PORT=port)
+    with pytest.raises(InputError, match="worker 0 of 2 waited 1 s for worker 1"), distributed.process_group():
+        pass
+
+
+def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr(distributed, "ARRIVAL_SECONDS", 1)
+        environment(monkeypatch, MASTER_PORT=other.getsockname()[1])
+        with pytest.raises(InputError, match="in use"), distributed.process_group():
+            pass
