@@ -18,7 +18,7 @@ def normalised(name: str):
     return entry.algorithm(spec(), Network(featurizer, 8, CLASSES), spaces.defaults(entry.algorithm.Hparams, "arrays"))
 
 
-@pytest.mark.parametrize("name", ["SAGM", "Arith", "MLIR"])
+@pytest.mark.parametrize("name", ["SAGM", "SAM", "Arith", "MLIR"])
 def test_statistics_move_once_in_a_step(name: str) -> None:
     model = normalised(name)
     for t in range(3):
@@ -26,8 +26,9 @@ def test_statistics_move_once_in_a_step(name: str) -> None:
     assert model.featurizer[1].num_batches_tracked == 3
 
 
-def test_a_frozen_copy_keeps_its_statistics() -> None:
-    model = normalised("GMDG")
+@pytest.mark.parametrize("name", ["GMDG", "MIRO"])
+def test_a_frozen_copy_keeps_its_statistics(name: str) -> None:
+    model = normalised(name)
     for t in range(3):
         model.step(batch(t))
     assert model.featurizer[1].num_batches_tracked == 3

@@ -46,6 +46,7 @@ def cases() -> list[str]:
     return [
         *registry.names(parts=True),
         "GMDG images",
+        "TRM start_step=2",
         "ERM normed",
         "MTL normed",
         "RC-Align normed",

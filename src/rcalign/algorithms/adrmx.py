@@ -100,6 +100,10 @@ class ADRMX(Algorithm):
             "discriminator": self.adam(self.discriminator.parameters(), **options),
         }
 
+    @property
+    def row_networks(self) -> list[nn.Module]:
+        return [self.featurizer, self.domain_featurizer]
+
     def step(self, batch: Batch) -> Logs:
         batch = self.checked(batch)
         turns = self.hparams.discriminator_steps

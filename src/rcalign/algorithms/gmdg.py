@@ -75,10 +75,6 @@ class GMDG(MIRO):
         main.add_param_group({"params": [*self.layer_variances, self.domain_variances], "lr": fast})
         return {"main": main, "labels": self.adam(self.label_layers.parameters(), lr=fast)}
 
-    @property
-    def row_networks(self) -> list[nn.Module]:
-        return [self.featurizer, self.pretrained.network]
-
     def step(self, batch: Batch) -> Logs:
         h, batch = self.hparams, self.checked(batch)
         features, logits, maps = self.forward_with_maps(batch.x)

@@ -80,6 +80,10 @@ class MIRO(Algorithm):
         return {"main": main}
 
     @property
+    def row_networks(self) -> list[nn.Module]:
+        return [self.featurizer, self.pretrained.network]
+
+    @property
     def variance_rate(self) -> float:
         return self.hparams.rate_factor * self.hparams.learning_rate
 
