@@ -13,6 +13,8 @@ import pytest
 from rcalign import registry, spaces
 from rcalign.algorithms.base import BaseHparams
 from rcalign.spaces import Choice, IntUniform, LogUniform, OneMinus, Space, Uniform, fields_of
+from rcalign.sweeps.plan import expand
+from rcalign.sweeps.plan_file import read
 
 PRESET_OF = {"DomainBed 7df6f06": "domainbed", "DomainBed b93c22a": "domainbed-2024", "BoDA 2efbfef": "mdlt"}
 
@@ -190,17 +192,20 @@ def contains(space: Space, value: Any) -> bool:
     return space.low * (1 - 1e-9) <= value <= space.high * (1 + 1e-9)
 
 
-def recorded(reference: Path, peer: str) -> list[tuple[str, str, bool, dict[str, Any]]]:
-    """(our algorithm, data set, whether it is the default, our field -> recorded value)."""
+def recorded(reference: Path, peer: str, *, by_data_set: bool = False) -> list[tuple[str, str, bool, dict[str, Any]]]:
+    """(our algorithm, data set, whether it is the default, our field -> recorded value).
+
+    by_data_set: with what the peers change for a data set, which recipes have and presets have not.
+    """
     rows = []
     files = [reference / "parity" / "protocol" / name for name in ("hparams.json", "hparams-more.json")]
     known, more = (json.loads(file.read_text()).get(peer, []) for file in files)
-    for row in known + [row for row in more if NAMED.get(row["algorithm"], row["algorithm"]) in MORE]:
+    for row in known + more:
         name = NAMED.get(row["algorithm"], row["algorithm"])
         translated = {**OURS, **(ADVERSARIAL if "DANN" in name else {}), **MORE.get(name, {})}
         found = {translated.get(key, key): value for key, value in row["hparams"].items() if key not in NOT_OURS}
         found.pop(None, None)
-        if row["dataset"] == "DomainNet":
+        if row["dataset"] == "DomainNet" and not by_data_set:
             found = {key: value for key, value in found.items() if key not in BY_DATA_SET.get(name, BY_DATA_SET[""])}
         rows.append((name, row["dataset"], bool(row.get("default")), found))
     return rows
@@ -240,6 +245,17 @@ def test_defaults_are_the_peers(reference: Path, peer: str) -> None:
             assert values == {key: ours.get(key, "no such field") for key in values}, (name, data)
             compared.add(name)
     assert len(compared) >= 14
+
+
+def test_a_recipe_has_all_algorithms_and_defaults_of_the_peer(reference: Path) -> None:
+    """Also what the peer changes for a data set."""
+    sweep = dataclasses.replace(read("domainbed-2024"), draws=1, seeds=(0,))
+    planned = {(run.algorithm, run.data): run.hparams for run in expand(sweep)}
+    rows = recorded(reference, "DomainBed b93c22a", by_data_set=True)
+    assert {name for name, _ in planned} == {name for name, *_ in rows} and len({name for name, *_ in rows}) == 34
+    for name, data, default, values in rows:
+        if default:
+            assert values == {key: planned[name, data].get(key, "no such field") for key in values}, (name, data)
 
 
 @pytest.mark.parametrize("peer", PRESET_OF)
