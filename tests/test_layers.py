@@ -15,13 +15,14 @@ ROOT = Path(rcalign.__file__).parent
 # a module may import those of its own layer and of the layers above it in this list
 LAYERS = [
     {"errors", "interrupts", "extensions"},
-    {"types", "files", "devices", "distributed"},
+    {"spec", "types", "files", "checkpoints", "devices", "distributed"},
     {"spaces", "registry", "presets"},
     {"training.options"},  # records keep them, so they come before the rest of training
     {"functional"},
     {"data"},
     {"models"},
     {"algorithms"},
+    {"catalogue"},
     {"evaluation", "records"},
     {"training"},
     {"selection"},

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import rcalign.algorithms  # noqa: F401  (registers)
-from rcalign import exports, registry, spaces
+from rcalign import exports, registry
 from rcalign.data import source
 from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
@@ -296,37 +294,15 @@ def data_sample(name: str, out: str | Path, *, each: int = 4, size: int = 64, se
     return actions.sample_data(name, out, each=each, size=size, seed=seed)
 
 
-def algorithms(name: str | None = None) -> list[dict[str, Any]]:
-    """Every algorithm, or one with its hyperparameters.
+def algorithm_list(name: str | None = None, *, imports: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Every algorithm, or one with its hyperparameters. imports: modules of your own that register more.
 
-    >>> [row["name"] for row in algorithms("erm")]
+    >>> [row["name"] for row in algorithm_list("erm")]
     ['ERM']
     """
-    costs = json.loads((resources.files("rcalign") / "algorithms" / "costs.json").read_text())
-    rows = []
-    entries = [registry.get(known) for known in (registry.names() if name is None else [name])]
-    for entry in sorted(entries, key=lambda entry: (entry.family != "baseline", entry.family, entry.name)):
-        row: dict[str, Any] = {
-            "name": entry.name,
-            "family": entry.family,
-            "needs": _needs(entry),
-            "cost": costs.get(entry.name),
-            "summary": entry.summary,
-            "paper": entry.paper,
-        }
-        if name is not None:
-            start = entry.algorithm.Hparams()
-            row["hparams"] = {
-                field: {
-                    "default": getattr(start, field),
-                    "meaning": note.doc,
-                    "choices": list(note.choices) if note.choices else None,
-                    "search": None if note.space is None else str(note.space),
-                }
-                for field, note in spaces.fields_of(entry.algorithm.Hparams).items()
-            }
-        rows.append(row)
-    return rows
+    from rcalign import catalogue
+
+    return catalogue.list_algorithms(imports) if name is None else [catalogue.describe_algorithm(name, imports)]
 
 
 def sweep(
@@ -577,13 +553,3 @@ def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
         return [content.x[chosen], content.x[chosen[:1]]] if same else []
     together = np.stack([decode(content.paths[row], model.stored_size) for row in chosen])
     return [together, *(decode(content.paths[row], None)[None] for row in chosen[:4])]
-
-
-def _needs(entry: registry.Entry) -> str:
-    traits = entry.traits
-    needs = [f"{traits.min_domains} domains"] if traits.min_domains > 1 else []
-    needs += ["class counts"] if traits.needs_counts else []
-    needs += ["images"] if traits.images_only else []
-    needs += [f"first {traits.stage_one}"] if traits.stage_one else []
-    needs += ["test batches"] if traits.batch_dependent else []
-    return ", ".join(needs) or "–"

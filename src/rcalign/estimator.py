@@ -43,7 +43,7 @@ from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.evaluation.metrics import softmax
 from rcalign.records import RunFolder
-from rcalign.registry import Entry
+from rcalign.registry import RegisteredAlgorithm
 from rcalign.training.job import prepare
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions, described, in_estimators
@@ -179,7 +179,7 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         self._n_features_out = task.backbone.features
         return self
 
-    def _entry(self, alone: bool) -> Entry:
+    def _entry(self, alone: bool) -> RegisteredAlgorithm:
         entry = registry.get(str(self.algorithm))
         if not alone or entry.name == PLAIN:
             return entry
@@ -190,7 +190,7 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         )
         return registry.get(PLAIN) if plain else entry
 
-    def _options(self, entry: Entry) -> TrainOptions:
+    def _options(self, entry: RegisteredAlgorithm) -> TrainOptions:
         """The options of the run; hyperparameters of the algorithm asked for are left out where plain training runs."""
         hparams = self._hparams()
         asked = registry.get(str(self.algorithm))

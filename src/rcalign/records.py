@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from rcalign.errors import InputError, unknown
 from rcalign.files import write_whole
+from rcalign.spec import DataSpec
 from rcalign.training.options import TrainOptions, described
-from rcalign.types import DataSpec
 
 FORMAT = 2  # of the run folder; a reader refuses a newer one. 1: records had accuracy and nll, not metrics
 

@@ -1,10 +1,16 @@
-"""One registry: the name of an algorithm -> a frozen entry. A duplicate raises."""
+"""One registry: the name of an algorithm -> a frozen entry. A duplicate raises.
+
+``descriptions`` reads the same from the files' decorators, without importing them: torch takes seconds.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rcalign.errors import unknown
 
@@ -40,19 +46,25 @@ class Traits:
     recipe_part: bool = False
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One registered algorithm."""
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What is said of an algorithm where it is registered."""
 
     name: str
-    algorithm: type[Algorithm]
     summary: str
     paper: str
     family: str
-    traits: Traits
+    traits: Traits = Traits()
 
 
-_entries: dict[str, Entry] = {}
+@dataclass(frozen=True, kw_only=True)
+class RegisteredAlgorithm(Description):
+    """A description with the class that it is of."""
+
+    algorithm: type[Algorithm]
+
+
+_entries: dict[str, RegisteredAlgorithm] = {}
 
 
 def _key(name: str) -> str:
@@ -74,25 +86,72 @@ def register(
             raise ValueError(f"algorithm '{name}' is registered twice")
         algorithm.name = name
         algorithm.traits = traits
-        _entries[_key(name)] = Entry(name, algorithm, summary, paper, family, traits)
+        _entries[_key(name)] = RegisteredAlgorithm(
+            name=name, summary=summary, paper=paper, family=family, traits=traits, algorithm=algorithm
+        )
         return algorithm
 
     return add
 
 
-def get(name: str) -> Entry:
+def get(name: str) -> RegisteredAlgorithm:
     """The entry of a name; case, hyphens and underscores do not matter, and "+" may be written "plus".
 
     >>> import rcalign.algorithms
     >>> get("rc_align").name
     'RC-Align'
     """
-    entry = _entries.get(_key(name))
-    if entry is None:
-        raise unknown("algorithm", name, names(), "See 'rcalign algorithms'.")
-    return entry
+    return _found(name, _entries)
 
 
 def names(parts: bool = False) -> list[str]:
     """All names in order of registration; with ``parts`` also the first stages that are no method of their own."""
     return [entry.name for entry in _entries.values() if parts or not entry.traits.recipe_part]
+
+
+def description(name: str) -> Description:
+    """What is said of an algorithm of this package, or of one that is registered; nothing is imported.
+
+    >>> description("rc-align").traits.min_domains
+    2
+    """
+    return _found(name, {_key(found.name): found for found in descriptions()})
+
+
+def descriptions() -> list[Description]:
+    """Of all algorithms of this package, and of all others that are registered; nothing is imported."""
+    return list({_key(found.name): found for found in (*_read_descriptions(), *_entries.values())}.values())
+
+
+@functools.cache
+def _read_descriptions() -> tuple[Description, ...]:
+    """The arguments of the decorators ``register`` in the files of ``algorithms/``: literals, or names of literals."""
+    found = []
+    for file in sorted((Path(__file__).parent / "algorithms").glob("*.py")):
+        constants: dict[str, ast.expr] = {}
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                constants[node.targets[0].id] = node.value
+            for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "register":
+                    values = {word.arg: _literal(word.value, constants) for word in mark.keywords if word.arg}
+                    found.append(Description(name=ast.literal_eval(mark.args[0]), **values))
+    return tuple(found)
+
+
+def _literal(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
+    if isinstance(node, ast.Name):
+        node = constants[node.id]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "Traits":
+        return Traits(**{word.arg: _literal(word.value, constants) for word in node.keywords if word.arg})
+    return ast.literal_eval(node)
+
+
+D = TypeVar("D", bound=Description)
+
+
+def _found(name: str, known: dict[str, D]) -> D:
+    if _key(name) not in known:
+        methods = [found.name for found in known.values() if not found.traits.recipe_part]
+        raise unknown("algorithm", name, methods, "See 'rcalign algorithms'.")
+    return known[_key(name)]

@@ -1,4 +1,4 @@
-"""The values that pass between the stages: what a data set looks like, a batch, the result of a step."""
+"""The values that pass between the stages: a batch, the result of a step, and what is known of the data."""
 
 from __future__ import annotations
 
@@ -8,37 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rcalign.spec import DataSpec
 
-@dataclass(frozen=True)
-class DataSpec:
-    """What an algorithm may know about the training data before it sees a batch.
-
-    classes: C names. domains: K names of the *source* domains, in the order of ``Batch.domain``.
-    counts: K rows of C numbers, the training samples of each (domain, class) pair.
-    input_shape: the shape of one sample as the network reads it, e.g. (3, 72, 72) or (1280,).
-
-    >>> spec = DataSpec(("cat", "dog"), ("photo", "sketch"), ((5, 5), (9, 0)), (3, 72, 72))
-    >>> spec.num_classes, spec.num_domains, spec.count_matrix.sum().item()
-    (2, 2, 19)
-    """
-
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
-    input_shape: tuple[int, ...]
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
-
-    @property
-    def num_domains(self) -> int:
-        return len(self.domains)
-
-    @property
-    def count_matrix(self) -> Tensor:
-        """(K, C) int64."""
-        return torch.tensor(self.counts, dtype=torch.int64)
+__all__ = ["Batch", "DataSpec", "StepOutput"]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm
+from rcalign.checkpoints import load_state, save_state
 from rcalign.errors import InputError
-from rcalign.files import load_state, save_state
 from toy import CLASSES, advance, batch, make, make_with, samples, takes_images, training_set, weights
 
 NAMES = registry.names(parts=True)

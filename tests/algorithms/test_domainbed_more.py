@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, Network
+from rcalign.checkpoints import load_state, save_state
 from rcalign.errors import InputError
-from rcalign.files import load_state, save_state
 from rcalign.training.averaging import SWA
 from toy import batch, make, spec, weights
 

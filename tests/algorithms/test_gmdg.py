@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, Network, seeded
-from rcalign.files import load_state, save_state
+from rcalign.checkpoints import load_state, save_state
 from toy import CLASSES, ConvStages, batch, make, spec, weights
 
 

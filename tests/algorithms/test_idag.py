@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rcalign.files import load_state, save_state
+from rcalign.checkpoints import load_state, save_state
 from toy import batch, make, weights
 
 

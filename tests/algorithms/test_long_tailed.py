@@ -12,8 +12,8 @@ from torch import nn
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Network
+from rcalign.checkpoints import load_state, save_state
 from rcalign.errors import InputError
-from rcalign.files import load_state, save_state
 from rcalign.types import Batch, DataSpec
 from toy import CLASSES, ConvStages, advance, batch, make, spec, training_set, vector_network, weights
 

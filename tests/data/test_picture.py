@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rcalign.data.picture import PictureToInput, decode, to_input, to_stored
+from rcalign.data.picture import decode, to_stored
+from rcalign.data.picture_input import PictureToInput, to_input
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Network, seeded
+from rcalign.checkpoints import save_weights
 from rcalign.distributed import TRAFFIC, DividedRows, workers
-from rcalign.files import save_weights
 from rcalign.types import Batch
 from toy import CLASSES, ConvStages, batch, make, spec, takes_images, training_set
 

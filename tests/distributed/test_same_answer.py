@@ -15,9 +15,9 @@ from dividing import ROWS, STEPS, cases, train
 from torch import nn
 
 import toy
+from rcalign.checkpoints import load_weights
 from rcalign.distributed import DividedRows, Workers, bytes_per_step
 from rcalign.errors import InputError
-from rcalign.files import load_weights
 
 HERE = Path(__file__).resolve().parent
 TOLERANCE = 1e-10

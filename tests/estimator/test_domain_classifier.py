@@ -27,9 +27,9 @@ from rcalign import (
     spaces,
     train,
 )
+from rcalign.checkpoints import load_weights
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import expected_calibration_error
-from rcalign.files import load_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:no domains were given")
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rcalign import api
+from rcalign.checkpoints import load_weights
 from rcalign.diagnosis import diagnose
 from rcalign.errors import InputError
 from rcalign.estimator import DomainClassifier
-from rcalign.files import load_weights
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -19,11 +19,11 @@ import torch
 from PIL import Image
 
 from rcalign import api, cli
+from rcalign.checkpoints import load_state, load_weights
 from rcalign.data import source
 from rcalign.data.cache import cache_root, decode
 from rcalign.errors import InputError
 from rcalign.exports import model_card
-from rcalign.files import load_state, load_weights
 from rcalign.records import read_config
 
 Run = Callable[..., tuple[int, str, str]]

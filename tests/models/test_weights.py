@@ -12,8 +12,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import nn
 
+from rcalign.checkpoints import load_weights, save_weights
 from rcalign.errors import InputError
-from rcalign.files import load_weights, save_weights
 from rcalign.models.backbones import build
 from rcalign.models.weights import adopt, packaged_file
 

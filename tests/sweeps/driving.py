@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from rcalign.checkpoints import load_state
 from rcalign.data.source import Dataset
-from rcalign.files import load_state
 from rcalign.sweeps.folder import SweepFolder
 from rcalign.sweeps.plan import DataLook, PlannedRun, Sweep, expand
 from rcalign.sweeps.plan_file import parse

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rcalign.checkpoints import load_state, save_state
 from rcalign.errors import InputError
-from rcalign.files import load_state, save_state
 from rcalign.training.averaging import SWAD, Averaging, make_averaging, recompute_batch_norm
 from toy import batch, make, weights
 

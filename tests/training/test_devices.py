@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from rcalign import api, cli
+from rcalign.checkpoints import load_weights
 from rcalign.devices import resolve_device
 from rcalign.errors import InputError
-from rcalign.files import load_weights
 
 
 @pytest.fixture

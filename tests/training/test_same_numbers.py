@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from rcalign import api
+from rcalign.checkpoints import load_weights
 from rcalign.estimator import DomainClassifier
-from rcalign.files import load_weights
 from rcalign.records import RunFolder
 
 RECORDED = Path(__file__).with_name("same_numbers.json")

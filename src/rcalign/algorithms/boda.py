@@ -9,7 +9,7 @@ Paper: Yang et al., On Multi-Domain Long-Tailed Recognition, Imbalanced Domain G
 from __future__ import annotations
 
 from rcalign.algorithms.boda_r import BoDAr
-from rcalign.registry import register
+from rcalign.registry import Traits, register
 
 
 @register(
@@ -17,7 +17,7 @@ from rcalign.registry import register
     summary="BoDA_r under its name in the domain generalization tables",
     paper="Yang et al., On Multi-Domain Long-Tailed Recognition, Imbalanced Domain Generalization and Beyond (2022)",
     family="long-tailed, alignment",
-    traits=BoDAr.traits,
+    traits=Traits(needs_counts=True, erm_when=(("boda_weight", 0.0), ("macro_weight", 0.0))),
 )
 class BoDA(BoDAr):
     pass

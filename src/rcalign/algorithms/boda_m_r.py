@@ -28,7 +28,7 @@ from rcalign.algorithms.boda_r import BoDAr
 from rcalign.errors import InputError
 from rcalign.functional import mahalanobis as ma
 from rcalign.functional.boda import blend
-from rcalign.registry import register
+from rcalign.registry import Traits, register
 from rcalign.spaces import Field, LogUniform
 
 LARGEST = 2**28  # numbers in a table of covariances: 1 GiB of float32
@@ -39,7 +39,7 @@ LARGEST = 2**28  # numbers in a table of covariances: 1 GiB of float32
     summary="BoDA_r with Mahalanobis distances (a reconstruction)",
     paper="Yang et al., On Multi-Domain Long-Tailed Recognition, Imbalanced Domain Generalization and Beyond (2022)",
     family="long-tailed, alignment",
-    traits=BoDAr.traits,
+    traits=Traits(needs_counts=True, erm_when=(("boda_weight", 0.0), ("macro_weight", 0.0))),
 )
 class BoDAMr(BoDAr):
     @dataclass(frozen=True, kw_only=True)

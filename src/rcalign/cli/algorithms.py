@@ -9,17 +9,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rcalign.cli.shared import AsJson
+from rcalign.cli.shared import AsJson, Imports
 
 
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="Show one with its hyperparameters.", show_default=False)] = None,
+    imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
     """List the algorithms, or the hyperparameters of one."""
-    from rcalign import api
+    from rcalign import catalogue
 
-    rows = api.algorithms(name)
+    given = tuple(imports or ())
+    rows = catalogue.list_algorithms(given) if name is None else [catalogue.describe_algorithm(name, given)]
     if as_json:
         print(json.dumps(rows, indent=2))
         return

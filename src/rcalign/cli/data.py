@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rcalign.cli.shared import AsJson, Data, show, stop
+from rcalign.cli.shared import AsJson, Data, Imports, show, stop
 
 app = typer.Typer(no_args_is_help=True, help="Look at data sets, and get the published ones.")
 
@@ -26,11 +26,13 @@ Name = Annotated[str, typer.Argument(help="A benchmark: see 'rcalign data list'.
 
 
 @app.command("info")
-def data_info(data: Data, as_json: AsJson = False) -> None:
+def data_info(data: Data, imports: Imports = None, as_json: AsJson = False) -> None:
     """Samples per domain and class, what was dropped and why."""
-    from rcalign import api
+    from rcalign.data import source
+    from rcalign.extensions import import_modules
 
-    info = api.data_info(data)
+    import_modules(imports or ())
+    info = source.describe(source.load(data))
     if as_json:
         print(json.dumps(info, indent=2))
         return
@@ -48,9 +50,9 @@ def data_info(data: Data, as_json: AsJson = False) -> None:
 @app.command("list")
 def data_list(root: Root = None, as_json: AsJson = False) -> None:
     """The published benchmarks, and which of them are here."""
-    from rcalign import api
+    from rcalign.data.benchmarks import actions
 
-    rows = api.data_list(root)
+    rows = actions.list_data(root)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -88,10 +90,10 @@ def data_prepare(
 
     Example: rcalign data prepare PACS --from PACS.zip
     """
-    from rcalign import api
+    from rcalign.data.benchmarks import actions
 
     with _goes_on():
-        done = api.data_prepare(name, from_, root, drop=drop, keep=keep or (), replace=replace, progress=True)
+        done = actions.prepare_data(name, from_, root, drop=drop, keep=keep or (), replace=replace, progress=True)
     _show_prepared(done)
 
 
@@ -107,10 +109,10 @@ def data_fetch(
     ] = False,
 ) -> None:
     """Download a benchmark and prepare it. Run it again to go on where it stopped."""
-    from rcalign import api
+    from rcalign.data.benchmarks import actions
 
     with _goes_on():
-        done = api.data_fetch(name, root, mirror=mirror, keep_archives=keep_archives, progress=True)
+        done = actions.fetch_data(name, root, mirror=mirror, keep_archives=keep_archives, progress=True)
     _show_prepared(done)
 
 
@@ -125,9 +127,9 @@ def data_verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare domains, classes and counts with the published ones. Ends with code 1 if something is missing."""
-    from rcalign import api
+    from rcalign.data.benchmarks import actions
 
-    report = api.data_verify(name, root, split_file=splits, decode=decode, progress=not as_json)
+    report = actions.verify_data(name, root, split_file=splits, decode=decode, progress=not as_json)
     if as_json:
         print(json.dumps(report, indent=2))
     else:
@@ -145,9 +147,9 @@ def data_sample(
     seed: Annotated[int, typer.Option(help="Of the drawings.")] = 0,
 ) -> None:
     """Draw a tiny stand-in with a benchmark's layout, domains and classes, to try things on."""
-    from rcalign import api
+    from rcalign.data.benchmarks import actions
 
-    done = api.data_sample(name, out, each=each, size=size, seed=seed)
+    done = actions.sample_data(name, out, each=each, size=size, seed=seed)
     print(f"{done['images']:,} drawn {done.get('unit', 'images')} written to {done['root']}/{done['folder']}")
     print(f"Next: rcalign data info {done['use']}")
 

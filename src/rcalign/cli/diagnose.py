@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rcalign.cli.shared import Device
+from rcalign.cli.shared import Device, check_run
 
 
 def diagnose(
@@ -27,6 +27,8 @@ def diagnose(
     device: Device = "auto",
 ) -> None:
     """Say why a model fails, or will fail, on a domain: class frequencies, looks, or both, and what would help."""
+    if Path(subject).suffix != ".npz":
+        check_run(subject)
     from rcalign import api
     from rcalign.diagnosis import ENDINGS, render
     from rcalign.files import check_output, format_by_ending, write_whole

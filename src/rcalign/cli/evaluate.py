@@ -11,9 +11,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from rcalign.cli.shared import AsJson, Device, say, show, takes_options
+from rcalign.catalogue import find_algorithm
+from rcalign.cli.shared import AsJson, Device, check_data, check_run, say, show, takes_options
 from rcalign.errors import InputError
-from rcalign.training.options import differing
+from rcalign.training.options import differing, train_options
 
 
 @takes_options(
@@ -50,12 +51,14 @@ def evaluate(
 
     rcalign evaluate photos/ --algorithm rc-align --leave-one-out
     """
-    from rcalign import api
-    from rcalign.reports.evaluated import figures_of_classes, figures_of_run
-
+    chosen = train_options(**options)
     if leave_one_out:
         if data is not None:
             raise InputError(f"'{data}' is one argument too many: --leave-one-out takes one set of data.")
+        find_algorithm(chosen.algorithm, chosen.imports)
+        check_data(subject)
+        from rcalign import api
+
         result = api.leave_one_out(
             subject, seeds=1 if seeds is None else seeds, out=out, device=device, progress=True, **options
         )
@@ -66,7 +69,12 @@ def evaluate(
                 f"`{given[0]}` is for training, but a trained run is evaluated: leave it out, or give data and "
                 "--leave-one-out."
             )
+        check_run(subject)
+        from rcalign import api
+
         result = api.evaluate(subject, data, device=device)
+    from rcalign.reports.evaluated import figures_of_classes, figures_of_run
+
     say(result.get("notes", []))
     if as_json:
         print(json.dumps(result, indent=2))

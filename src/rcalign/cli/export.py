@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rcalign.cli.shared import say
+from rcalign.cli.shared import check_run, say
 
 
 def export(
@@ -25,6 +25,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a model for other programs, RGB bytes in and calibrated probabilities out, with a model card."""
+    check_run(run)
     from rcalign import api
 
     done = api.export(run, format, out=out, diagnosis=diagnosis)

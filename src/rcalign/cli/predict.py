@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rcalign.cli.shared import AsJson, Device, say, show
+from rcalign.cli.shared import AsJson, Device, check_run, say, show
 
 
 def predict(
@@ -38,6 +38,7 @@ def predict(
 
     Files that are no images are listed with the reason, and the command ends with code 3.
     """
+    check_run(run)
     from rcalign import api
 
     result = api.predict(

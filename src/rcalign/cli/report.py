@@ -45,21 +45,16 @@ def report(
 
     Examples: rcalign report sweeps/emoji; rcalign report sweeps/emoji --out emoji.html
     """
-    from rcalign import api
+    from rcalign.reports.render import format_of, render
+    from rcalign.reports.report import make_report
 
     if format_ == "html" and out is None:
         out = folder / "report.html"
     console = Console()
-    text = api.report(
-        folder,
-        select=select,
-        format=format_,
-        compare=compare,
-        baseline=baseline,
-        out=out,
-        width=console.width if console.is_terminal and out is None else None,
-        colour=console.is_terminal and out is None,
-    )
+    on_screen = console.is_terminal and out is None
+    wanted = format_of(format_, out)
+    found = make_report(folder, select, compare, baseline)
+    text = render(found, wanted, out, console.width if on_screen else None, on_screen)
     if out is None:
         sys.stdout.write(text)
     elif format_ in ("tensorboard", "mlflow"):

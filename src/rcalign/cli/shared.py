@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
@@ -31,6 +32,12 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="A module of your own to import first (repeat).", show_default=False),
+]
 
 
 def takes_options(*, without: Sequence[str] = (), about: str = "") -> Callable[[Command], Command]:
@@ -108,3 +115,18 @@ def stop(message: str, code: int) -> NoReturn:
     """Ends the program with a line on standard error."""
     print(f"rcalign: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def check_data(data: str) -> None:
+    """Raises an ``InputError`` for data that are not there, before torch is imported."""
+    from rcalign.data import source, sources
+
+    if not sources.is_name(data) and not Path(sources.table.divided(data)[0]).exists():
+        source.load(data)
+
+
+def check_run(run: str | Path) -> None:
+    """Raises an ``InputError`` for a folder that is no run, before torch is imported."""
+    from rcalign.records import read_config
+
+    read_config(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,15 +40,20 @@ def sweep(
 
     Examples: rcalign sweep emoji --out sweeps/emoji; then, in another terminal, rcalign sweep status sweeps/emoji
     """
-    from rcalign import api
-
     if plan == "status":
         if folder is None:
             raise InputError("the folder is missing: write rcalign sweep status FOLDER.")
-        _show_sweep(api.sweep_status(folder), as_json)
+        from rcalign.sweeps.folder import status
+
+        _show_sweep(dataclasses.asdict(status(folder)), as_json)
         return
     if folder is not None:
         raise InputError(f"'{folder}' is one argument too many: the folder of a sweep is given by --out.")
+    from rcalign.sweeps import plan_file
+
+    plan_file.read(plan)  # what is wrong with it is said before torch is imported
+    from rcalign import api
+
     result = api.sweep(
         plan,
         out=out,

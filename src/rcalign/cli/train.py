@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rcalign.cli.shared import Data, show, takes_options
+from rcalign.catalogue import find_algorithm
+from rcalign.cli.shared import Data, check_data, show, takes_options
+from rcalign.training.options import train_options
 
 
 @takes_options()
@@ -32,6 +34,9 @@ def train(
 
     torchrun --nproc-per-node 8 -m rcalign train photos/ --test-domain hospital_5
     """
+    chosen = train_options(**options)
+    find_algorithm(chosen.algorithm, chosen.imports)
+    check_data(data)
     from rcalign import api
     from rcalign.reports.evaluated import figures_of_run
 

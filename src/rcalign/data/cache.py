@@ -18,16 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rcalign.data.picture import RECIPE, BadImage, check_header, decode, to_stored
 from rcalign.data.source import Dataset, ImageArray, Images
 from rcalign.errors import InputError
 from rcalign.files import write_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -114,6 +115,8 @@ class ImageStore:
         for i, (row, s) in enumerate(zip(rows, shard, strict=True)):
             out[i] = self._shards[s][row - self._starts[s]]
         self._release(out.nbytes)
+        import torch  # here and not above: a list of data sets does without it
+
         return torch.from_numpy(out)
 
     def _release(self, read: int) -> None:

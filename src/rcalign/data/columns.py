@@ -30,8 +30,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from rcalign.data.source import Arrays, listed, natural_key
 from rcalign.errors import InputError, unknown
@@ -273,6 +271,10 @@ class Encoding:
     def encode(self, table: Table | Raw, where: str = "the table") -> np.ndarray:
         """Network inputs (n, f) float32 of raw columns."""
         raw = table.raw if isinstance(table, Table) else table
+        import torch  # here and not above: a list of data sets does without it
+
+        from rcalign.data.column_encoder import ColumnEncoder
+
         with torch.no_grad():
             return ColumnEncoder(self)(torch.from_numpy(self.read(raw, where))).numpy()
 
@@ -365,34 +367,3 @@ def _learn(column: Column, values: np.ndarray) -> ColumnInput | str:
         scale = float(known.std()) or 1.0
     seasons = column.kind == "date" and float(np.ptp(known)) > YEAR
     return ColumnInput(column, float(center), float(scale), gaps, seasons)
-
-
-class ColumnEncoder(nn.Module):
-    """An encoding as a module: numbers (n, c) float64 as ``Encoding.read`` gives them -> inputs (n, f) float32."""
-
-    def __init__(self, encoding: Encoding) -> None:
-        super().__init__()
-        self.inputs = encoding.inputs
-
-    def forward(self, raw: Tensor) -> Tensor:
-        pieces: list[Tensor] = []
-        at = 0
-        for item in self.inputs:
-            values = raw[:, at : at + item.column.width]
-            at += item.column.width
-            gap = torch.isnan(values)
-            if item.column.kind == "text":
-                pieces.append(torch.where(gap, torch.zeros_like(values), values))
-            elif item.column.kind == "category":
-                codes = torch.arange(len(item.column.values), dtype=raw.dtype, device=raw.device)
-                pieces.append((values == codes).to(raw.dtype))
-            else:
-                filled = torch.where(gap, torch.full_like(values, item.center), values)
-                z = (filled - item.center) / item.scale
-                pieces.append(z / torch.sqrt(1 + (z / CUT) ** 2))
-                if item.seasons:
-                    angle = filled * (2 * math.pi / YEAR)
-                    pieces += [torch.sin(angle), torch.cos(angle)]
-            if item.gaps and item.column.kind != "text":
-                pieces.append(gap.to(raw.dtype))
-        return torch.cat(pieces, dim=1).float()

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from rcalign.data.cache import cache_root
 from rcalign.errors import InputError
@@ -143,6 +142,7 @@ def _model(folder: Path) -> tuple[Any, Any]:
 
 def compute(texts: Sequence[str], encoder: str, progress: bool) -> np.ndarray:
     """Unit vectors (n, width) float32, without the cache. progress: a bar on the error stream."""
+    import torch
     from rich.console import Console
     from rich.progress import Progress
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rcalign.data.columns import ColumnEncoder
-from rcalign.data.picture import PictureToInput
+from rcalign.data.column_encoder import ColumnEncoder
+from rcalign.data.picture_input import PictureToInput
 from rcalign.training.trained import TrainedModel
 
 

@@ -11,8 +11,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from rcalign.checkpoints import load_weights
 from rcalign.errors import InputError
-from rcalign.files import load_weights
 
 # backbone -> (pip package, its module, the weights inside): tensors in the order of timm's state dict
 _PACKAGED = {

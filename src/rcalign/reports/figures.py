@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import stats
 
-import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import registry
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.metric_table import Metric, known_metrics
@@ -321,7 +320,7 @@ def default_baseline(algorithms: Sequence[str], asked: str | None = None) -> str
 def algorithm_order(name: str) -> tuple[bool, str]:
     """The plain baseline first, the others by name."""
     try:
-        return registry.get(name).family != "baseline", name.lower()
+        return registry.description(name).family != "baseline", name.lower()
     except InputError:
         return True, name.lower()
 

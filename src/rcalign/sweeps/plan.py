@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import presets, registry, spaces
 from rcalign.data import sources
 from rcalign.errors import InputError, unknown
@@ -136,9 +135,9 @@ def expand(sweep: Sweep, look: Callable[[str], DataLook] = _no_look) -> tuple[Pl
     >>> len(runs), runs[0].test_domains, runs[0].hparams["learning_rate"], len({run.id for run in runs})
     (12, ('art',), 5e-05, 12)
     """
-    drawn: dict[
-        tuple[Any, ...], dict[str, Any]
-    ] = {}  # hyperparameters are drawn once for all data sets and test domains
+    import rcalign.algorithms  # noqa: F401  (registers; here, so that a wrong plan is refused before torch is imported)
+
+    drawn: dict[tuple[Any, ...], dict[str, Any]] = {}  # hyperparameters are drawn once for all data and test domains
     runs: dict[str, PlannedRun] = {}
     for data in sweep.data:
         for label in sweep.algorithms:
@@ -270,7 +269,7 @@ def _draw_seed(draw: int, trial: int) -> int:
 
 def _draw(
     label: str,
-    entry: registry.Entry,
+    entry: registry.RegisteredAlgorithm,
     preset: str,
     seed: int,
     fixed: Mapping[str, Any],

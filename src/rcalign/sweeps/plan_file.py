@@ -9,8 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import rcalign.algorithms  # noqa: F401  (registers)
-from rcalign import registry
+from rcalign.catalogue import find_algorithm
 from rcalign.errors import InputError, in_words_of, unknown
 from rcalign.extensions import import_modules
 from rcalign.spaces import Choice, IntUniform, LogUniform, Space, Uniform
@@ -75,7 +74,7 @@ def parse(values: Mapping[str, Any], name: str = "sweep", base: Path | str = "."
         import_modules(_names(values, "imports"))
     variants = {label: _variant(label, given) for label, given in _table(values, "variants").items()}
     algorithms = tuple(
-        given if given in variants else registry.get(given).name for given in _names(values, "algorithms")
+        given if given in variants else find_algorithm(given).name for given in _names(values, "algorithms")
     )
     data = _names(values, "data")
     for what, listed in (("data", data), ("algorithms", algorithms)):
@@ -239,12 +238,12 @@ def _variant(label: str, given: Any) -> dict[str, Any]:
     if "algorithm" not in values:
         raise InputError(f"the variant '{label}' names no algorithm: write algorithm = \"...\".")
     try:
-        taken = registry.get(label).name
+        taken = find_algorithm(label).name
     except InputError:
         taken = None
     if taken is not None:
         raise InputError(f"the variant '{label}' has the name of an algorithm: give it another.")
-    entry = registry.get(_typed("algorithm", values["algorithm"], str))
+    entry = find_algorithm(_typed("algorithm", values["algorithm"], str))
     return {**_settings(values), "algorithm": entry.name}
 
 
@@ -258,7 +257,7 @@ def _override(given: Any, data: Sequence[str], algorithms: Iterable[str]) -> dic
         if key in values:
             found[key] = _names(values, key)
             if key == "algorithm":
-                found[key] = tuple(name if name in known else registry.get(name).name for name in found[key])
+                found[key] = tuple(name if name in known else find_algorithm(name).name for name in found[key])
             for name in found[key]:
                 if name not in known:
                     raise unknown(f"{key} in an override", name, known)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm
+from rcalign.checkpoints import load_state, load_weights, save_state, save_weights
 from rcalign.distributed import DividedRows, any_worker, together, workers
 from rcalign.errors import DivergedError
 from rcalign.evaluation.evaluate import (
@@ -26,7 +27,6 @@ from rcalign.evaluation.evaluate import (
     validation_accuracy,
     validation_loss,
 )
-from rcalign.files import load_state, load_weights, save_state, save_weights
 from rcalign.interrupts import asked_to_stop
 from rcalign.records import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, recompute_batch_norm

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, BaseHparams
+from rcalign.checkpoints import load_weights
 from rcalign.distributed import agree, check_division, together, workers
 from rcalign.errors import InputError
-from rcalign.files import load_weights
 from rcalign.records import RunConfig, RunFolder
-from rcalign.registry import Entry
+from rcalign.registry import RegisteredAlgorithm
 from rcalign.training.averaging import Averaging, make_averaging
 from rcalign.training.loop import fit
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker
 
 
-def hparams_of(entry: Entry, preset: str, options: Mapping[str, Any]) -> BaseHparams:
+def hparams_of(entry: RegisteredAlgorithm, preset: str, options: Mapping[str, Any]) -> BaseHparams:
     """The hyperparameters of a run; options may also name fields of the first stage, which are left out here."""
     kind = entry.algorithm.Hparams
     if entry.traits.stage_one is not None:

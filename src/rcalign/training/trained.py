@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, Network, seeded
+from rcalign.checkpoints import load_weights
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import evaluation_batches
 from rcalign.data.cache import open_images
@@ -19,7 +20,6 @@ from rcalign.data.columns import Encoding, Table
 from rcalign.data.source import Arrays, Dataset
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
-from rcalign.files import load_weights
 from rcalign.models.backbones import build
 from rcalign.presets import get as get_preset
 from rcalign.records import RunConfig, RunFolder, read_config
