@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rcalign.files import write_whole
-from rcalign.records import Record
-from rcalign.reports.read import Sweep, read
-from rcalign.selection import Run
+from rcalign.store.read_runs import RunCollection, read_runs
+from rcalign.store.results import RunResult
+from rcalign.store.run import Run
+from rcalign.store.run_folder import Record
 from rcalign.training.tracking import read_tracking
 
 DIGITS = 6
@@ -18,7 +19,7 @@ DIGITS = 6
 
 def condense(folder: Path, file: Path) -> None:
     """Writes the finished runs of a sweep: what was trained, and what came out at the checkpoint it chose."""
-    sweep = read(folder)
+    sweep = read_runs(folder)
     head = {"name": sweep.name, "tuned": sweep.tuned, "domains": sweep.runs[0].domains}
     lines = [json.dumps(head), *(json.dumps(_short(_line(run))) for run in sweep.runs)]
     write_whole(file, ("\n".join(lines) + "\n").encode())
@@ -39,7 +40,7 @@ def _line(run: Run) -> dict[str, Any]:
     if run.result is None:
         return {**line, "lost": run.lost, "problem": run.problem}
     kept = ("validation", "best_step", "accuracy", "balanced", "shots", "ece")
-    line |= {name: run.result[name] for name in kept} | {"seconds": run.seconds}
+    line |= {name: getattr(run.result, name) for name in kept} | {"seconds": run.seconds}
     tracking = Path(run.folder) / "tracking.jsonl"
     if tracking.exists():
         rows = read_tracking(tracking)
@@ -65,12 +66,12 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()[1:]]
 
 
-def load(file: Path) -> Sweep:
+def load(file: Path) -> RunCollection:
     """The records as a sweep that reports can be made from; each run has the one checkpoint that it chose."""
     head = json.loads(file.read_text().splitlines()[0])
     domains = tuple(head["domains"])
     runs = tuple(_run(line, domains) for line in lines_of(file))
-    return Sweep(head["name"], str(file), "rcalign", runs, tuned=head["tuned"])
+    return RunCollection(head["name"], str(file), "rcalign", runs, tuned=head["tuned"])
 
 
 def _run(line: Mapping[str, Any], domains: tuple[str, ...]) -> Run:
@@ -98,5 +99,29 @@ def _run(line: Mapping[str, Any], domains: tuple[str, ...]) -> Run:
         seconds=line.get("seconds"),
         lost=line.get("lost"),
         problem=line.get("problem"),
-        result=line if "accuracy" in line else None,
+        result=_result(line) if "accuracy" in line else None,
+    )
+
+
+def _result(line: Mapping[str, Any]) -> RunResult:
+    """What the records keep of a run's result."""
+    accuracy = line["accuracy"]
+    return RunResult(
+        algorithm=line["label"],
+        seed=line["trial"],
+        protocol=line["protocol"],
+        preset="",
+        data=line["data"],
+        test_domains=list(line["test_domains"]),
+        accuracy=accuracy,
+        average=sum(accuracy.values()) / len(accuracy) if accuracy else None,
+        worst=min(accuracy.values(), default=None),
+        balanced=line["balanced"],
+        shots=line["shots"],
+        ece=line["ece"],
+        validation=line["validation"],
+        steps=line["best_step"],
+        seconds=line["seconds"],
+        best_step=line["best_step"],
+        weights="",
     )

@@ -20,13 +20,13 @@ from rcalign.reports.figures import (
     median_seconds,
     results,
 )
-from rcalign.reports.read import Sweep
 from rcalign.reports.tables import cell_of
 from rcalign.selection import SHOTS, Choice
+from rcalign.store.read_runs import RunCollection
 from results import plans
 
 
-def figures_of(sweep: Sweep, labels: Sequence[str] | None = None) -> Results:
+def figures_of(sweep: RunCollection, labels: Sequence[str] | None = None) -> Results:
     """Of the sweep's one data set, of some methods only."""
     runs = tuple(run for run in sweep.runs if labels is None or run.algorithm in labels)
     found = results(dataclasses.replace(sweep, runs=runs))
@@ -42,7 +42,7 @@ def balanced(table: Results, label: str) -> Figure:
     """Class-balanced accuracy, mean over the tested domains."""
     by_trial: dict[int, list[float]] = {}
     for choice in chosen(table, label):
-        by_trial.setdefault(choice.run.trial, []).append(float(np.mean(list(choice.run.result["balanced"].values()))))  # type: ignore[index]
+        by_trial.setdefault(choice.run.trial, []).append(float(np.mean(list(choice.run.result.balanced.values()))))  # type: ignore[index]
     return Figure({trial: float(np.mean(values)) for trial, values in by_trial.items()})
 
 
@@ -51,7 +51,7 @@ def blocks(table: Results, label: str, what: str = "accuracy") -> dict[tuple[str
     found = {}
     for choice in chosen(table, label):
         for domain in choice.run.tested:
-            found[domain, choice.run.trial] = float(choice.run.result[what][domain])  # type: ignore[index]
+            found[domain, choice.run.trial] = float(getattr(choice.run.result, what)[domain])  # type: ignore[index]
     return found
 
 
@@ -127,7 +127,7 @@ class Reading:
         return 100 * float(np.mean(list(self.scores.values())))
 
 
-def readings(sweep: Sweep, kept_out: str) -> list[Reading]:
+def readings(sweep: RunCollection, kept_out: str) -> list[Reading]:
     """All readings of a sweep, the best first."""
     scores: dict[str, dict[Any, float]] = {}
     tests: dict[str, dict[Any, float]] = {}

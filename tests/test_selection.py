@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from rcalign.errors import InputError
-from rcalign.records import Record
-from rcalign.reports.foreign import boda_run
-from rcalign.reports.read import read
-from rcalign.selection import RULES, Choice, Missing, Run, choose, choose_per_trial, get_rule, rank, tune_then_repeat
+from rcalign.selection import RULES, Choice, Missing, choose, choose_per_trial, get_rule, rank, tune_then_repeat
+from rcalign.store.other_programs import boda_run
+from rcalign.store.read_runs import read_runs
+from rcalign.store.run import Run
+from rcalign.store.run_folder import Record
 
 # domainbed-sweep/expected-tables.txt: what DomainBed's own program prints for that sweep
 EXPECTED = {
@@ -43,7 +44,7 @@ def run(name: str, *records: Record, **changes: Any) -> Run:
 
 @pytest.mark.parametrize("rule", EXPECTED)
 def test_domainbed_chose_the_same(reference: Path, rule: str) -> None:
-    runs = read(reference / "domainbed-sweep").runs
+    runs = read_runs(reference / "domainbed-sweep").runs
     for domain, expected in EXPECTED[rule].items():
         choices = choose_per_trial(RULES[rule], runs, [domain]).values()
         values = [100 * choice.accuracy[domain] for choice in choices if isinstance(choice, Choice)]
@@ -90,7 +91,7 @@ def test_ties_between_draws_end_as_in_domainbed(reference: Path, rule: str) -> N
                 for row in run.records
             ),
         )
-        for run in read(reference / "domainbed-sweep").runs
+        for run in read_runs(reference / "domainbed-sweep").runs
     ]
     ties = 0
     for domain, trial in itertools.product("CLSV", (0, 1)):

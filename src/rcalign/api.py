@@ -31,7 +31,8 @@ from rcalign.evaluation.metrics import next_value_interval
 from rcalign.extensions import import_modules
 from rcalign.files import check_output, format_by_ending, write_whole
 from rcalign.predictions import Predictions, SourceOutputs, write_csv
-from rcalign.records import RunFolder
+from rcalign.store.names import file_name
+from rcalign.store.run_folder import RunFolder
 from rcalign.training import job
 from rcalign.training.options import DEFAULT_ALGORITHM, train_options
 from rcalign.training.tracking import read_tracking
@@ -149,14 +150,12 @@ def leave_one_out(
         raise InputError(f"'{dataset.name}' has one domain, '{dataset.domains[0]}': leaving one out takes two or more.")
     name = registry.get(algorithm).name
     root = (
-        Path(out)
-        if out is not None
-        else Path("runs") / job.file_name(Path(str(dataset.name)).stem, name, "leave_one_out")
+        Path(out) if out is not None else Path("runs") / file_name(Path(str(dataset.name)).stem, name, "leave_one_out")
     )
     runs: dict[str, list[dict[str, Any]]] = {domain: [] for domain in dataset.domains}
     for position, domain in enumerate(dataset.domains):
         for seed in range(seeds):
-            folder = root / f"{position}-{job.file_name(domain)}-seed{seed}"
+            folder = root / f"{position}-{file_name(domain)}-seed{seed}"
             options_here = chosen.replace(test_domains=(domain,), seed=seed)
             runs[domain].append(job.train(data, options_here, out=folder, resume=True, progress=progress))
     accuracy = {domain: float(np.mean([run["average"] for run in found])) for domain, found in runs.items()}
@@ -325,9 +324,9 @@ def sweep(
     without a sign of life after which a run is stopped. dry_run: plan only. The result is ``sweep_status`` with
     ``stopped``, None or in a sentence why the sweep ended early.
     """
+    from rcalign.store.sweep_folder import SweepFolder
     from rcalign.sweeps import plan_file
     from rcalign.sweeps.address import check_address
-    from rcalign.sweeps.folder import SweepFolder
     from rcalign.sweeps.plan import DataLook, expand
 
     planned = plan_file.read(plan)
@@ -362,9 +361,9 @@ def sweep(
 
 def sweep_status(folder: str | Path) -> dict[str, Any]:
     """How far a sweep is, read from its folder alone, whether or not it is running."""
-    from rcalign.sweeps.folder import status
+    from rcalign.store.sweep_folder import read_status
 
-    return dataclasses.asdict(status(folder))
+    return dataclasses.asdict(read_status(folder))
 
 
 def report(

@@ -42,8 +42,8 @@ from rcalign.data.stream import decoded_batches
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.evaluation.metrics import softmax
-from rcalign.records import RunFolder
 from rcalign.registry import RegisteredAlgorithm
+from rcalign.store.run_folder import RunFolder
 from rcalign.training.job import prepare
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions, described, in_estimators
@@ -172,8 +172,8 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         validation_overlaps_training = any(
             len(np.intersect1d(task.splits.val.get(name, rows[:0]), rows)) for name, rows in task.splits.train.items()
         )
-        self.temperature_ = 1.0 if validation_overlaps_training else result["calibration"]["temperature"]
-        self.validation_score_ = result["validation"]
+        self.temperature_ = 1.0 if validation_overlaps_training else result.temperature
+        self.validation_score_ = result.validation
         augmentation = task.augmentation
         self.model_ = TrainedModel(job.config, model, task.frozen, augmentation, task.inputs.device, self.temperature_)
         self._n_features_out = task.backbone.features

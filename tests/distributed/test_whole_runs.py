@@ -17,7 +17,7 @@ import pytest
 
 from rcalign import api, distributed
 from rcalign.errors import InputError
-from rcalign.records import RunFolder
+from rcalign.store.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"algorithm": "RC-Align", "test_domains": ["3"], "steps": 120, "evaluate_every": 10}

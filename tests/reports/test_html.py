@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from rcalign import api
-from rcalign.records import Record
 from rcalign.reports.figures import results
 from rcalign.reports.html import make_page
-from rcalign.reports.read import Sweep
 from rcalign.reports.report import Report, make_report
 from rcalign.reports.tables import all_tables
-from rcalign.selection import Run
-from rcalign.sweeps.folder import SweepFolder
+from rcalign.store.read_runs import RunCollection
+from rcalign.store.run import Run
+from rcalign.store.run_folder import Record
+from rcalign.store.sweep_folder import SweepFolder
 from reports.conftest import CLASSES, DOMAINS
 
 FLAGS = (
@@ -157,7 +157,7 @@ def test_switching_runs_changes_both_views(show: Callable[..., Any], page: Path,
                    if what == f"{choice.run.algorithm} on rows, {choice.run.test_domains[0]} held out, "
                               f"trial {choice.run.trial}, draw {choice.run.draw}")  # fmt: skip
         assert run.result is not None
-        matrix = np.array(run.result["confusion"][run.test_domains[0]])
+        matrix = np.array(run.result.confusion[run.test_domains[0]])
         shown = [int(text) for text in texts(browser, "#confusion-chart svg text.on")]
         shares = (100 * matrix / matrix.sum(1, keepdims=True)).ravel()
         assert shown == [int(np.floor(share + 0.5)) for share in shares if share >= 0.5]
@@ -298,7 +298,7 @@ def test_a_large_sweep_stays_below_the_limit() -> None:
                             domains=domains, test_domains=(held_out,), draw=draw, trial=trial, records=rows,
                             hparams=hparams, seconds=1.0)
                     )  # fmt: skip
-    sweep = Sweep("large", "", "rcalign", tuple(runs))
+    sweep = RunCollection("large", "", "rcalign", tuple(runs))
     tables = results(sweep)
     text = make_page(Report(sweep, tuple(tables), tuple(all_tables(tables))))
     assert len(text) < LIMIT

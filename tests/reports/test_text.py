@@ -17,7 +17,7 @@ from rcalign import api
 from rcalign.cli import app
 from rcalign.errors import InputError
 from rcalign.evaluation.metric_table import METRICS
-from rcalign.sweeps.folder import SweepFolder
+from rcalign.store.sweep_folder import SweepFolder
 from reports.conftest import DOMAINS
 
 

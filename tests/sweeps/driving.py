@@ -18,7 +18,7 @@ import numpy as np
 
 from rcalign.checkpoints import load_state
 from rcalign.data.source import Dataset
-from rcalign.sweeps.folder import SweepFolder
+from rcalign.store.sweep_folder import SweepFolder
 from rcalign.sweeps.plan import DataLook, PlannedRun, Sweep, expand
 from rcalign.sweeps.plan_file import parse
 from rcalign.sweeps.run_on_ray import Resources, execute

@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 
 from rcalign import api, cli
 from rcalign.errors import InputError
+from rcalign.store.sweep_folder import SweepFolder
 from rcalign.sweeps import address, run_on_ray
-from rcalign.sweeps.folder import SweepFolder
 
 pytestmark = pytest.mark.slow
 LONG = {"algorithms": "ERM", "steps": 1500, "evaluate_every": 75}  # some seconds: long enough to be met under way

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from rcalign.errors import InputError
-from rcalign.sweeps.folder import SweepFolder, status
+from rcalign.store.results import RunResult
+from rcalign.store.sweep_folder import SweepFolder, read_status
 
 HOLD = """
 import sys, time
-from rcalign.sweeps.folder import SweepFolder
+from rcalign.store.results import RunResult
+from rcalign.store.sweep_folder import SweepFolder
 with SweepFolder(sys.argv[1]).training("a"):
     print("held", flush=True)
     time.sleep(60)
@@ -37,7 +39,15 @@ def entry(run: str, label: str = "ERM", phase: str = "search") -> dict[str, obje
 
 def finish(folder: SweepFolder, run: str, validation: float) -> None:
     folder.run(run).path.mkdir(parents=True)
-    folder.run(run).finish({"validation": validation, "seconds": 10.0})
+    folder.run(run).finish(result_with(validation))
+
+
+def result_with(validation: float) -> RunResult:
+    return RunResult(
+        algorithm="ERM", seed=0, protocol="lodo", preset="arrays", data="rows.npz", test_domains=["0"],
+        accuracy={"0": 0.5}, average=0.5, worst=0.5, balanced={"0": 0.5}, shots={}, ece=0.1, validation=validation,
+        steps=10, seconds=10.0, best_step=10, weights="best validation accuracy",
+    )  # fmt: skip
 
 
 def test_a_lock_is_seen_from_outside_and_goes_with_its_process(tmp_path: Path) -> None:
@@ -91,7 +101,7 @@ def test_status_counts_every_run_once(tmp_path: Path) -> None:
     folder.give_up("given", 100, 0.1)
     folder.run("begun").path.mkdir()
     with folder.training("runs"):
-        found = status(tmp_path)
+        found = read_status(tmp_path)
     assert (found.planned, found.finished, found.running, found.failed, found.given_up, found.waiting) == (
         8,
         3,
@@ -114,7 +124,7 @@ def test_status_counts_every_run_once(tmp_path: Path) -> None:
         },
     )
     assert found.seconds_left == pytest.approx(10 * (2 / 1 + 0.5))
-    assert status(tmp_path).seconds_left is None  # nobody is at work
+    assert read_status(tmp_path).seconds_left is None  # nobody is at work
 
 
 def test_a_note_cut_short_is_said_not_raised(tmp_path: Path) -> None:
@@ -122,7 +132,7 @@ def test_a_note_cut_short_is_said_not_raised(tmp_path: Path) -> None:
     folder.begin("mine", "domainbed", [entry("a")])
     folder.fail("a", "error", "it rained", [])
     (tmp_path / "failures" / "a.json").write_text('{"id": "a", "er')
-    assert status(tmp_path).failures[0]["error"] == "its note cannot be read"
+    assert read_status(tmp_path).failures[0]["error"] == "its note cannot be read"
 
 
 def test_the_plan_file(tmp_path: Path) -> None:
@@ -137,15 +147,15 @@ def test_the_plan_file(tmp_path: Path) -> None:
         folder.begin("mine", "tune-then-repeat", [entry("a")])
     folder.plan_file.write_text('{"format": 1, "ru')
     with pytest.raises(InputError, match="is damaged"):
-        status(folder.path)
+        read_status(folder.path)
     folder.run("a").path.mkdir(parents=True)
     with pytest.raises(InputError, match="1 of its 1 runs"):
         folder.begin("mine", "domainbed", [entry("b")])
     folder.begin("mine", "domainbed", [entry("a")])  # restores it
-    assert status(folder.path).planned == 1
+    assert read_status(folder.path).planned == 1
     folder.plan_file.write_text('{"format": 2, "runs": []}')
     with pytest.raises(InputError, match="newer rcalign"):
-        status(folder.path)
+        read_status(folder.path)
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from rcalign import api, cli
 from rcalign.errors import InputError
 from rcalign.estimator import DomainClassifier
-from rcalign.records import read_config
+from rcalign.store.run_folder import read_config
 from rcalign.sweeps.plan import DataLook, expand
 from rcalign.sweeps.plan_file import parse
 from rcalign.training.options import options_from

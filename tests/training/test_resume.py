@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rcalign.errors import InputError
-from rcalign.records import RunFolder
+from rcalign.store.run_folder import RunFolder
 
 SCRIPT = Path(__file__).with_name("killing.py")
 COMPARED = ("best.safetensors", "last.safetensors", "records.jsonl")

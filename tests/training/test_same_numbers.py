@@ -20,7 +20,7 @@ import torch
 from rcalign import api
 from rcalign.checkpoints import load_weights
 from rcalign.estimator import DomainClassifier
-from rcalign.records import RunFolder
+from rcalign.store.run_folder import RunFolder
 
 RECORDED = Path(__file__).with_name("same_numbers.json")
 LODO: dict[str, Any] = {"test_domains": ["3"]}

@@ -127,6 +127,6 @@ def check_data(data: str) -> None:
 
 def check_run(run: str | Path) -> None:
     """Raises an ``InputError`` for a folder that is no run, before torch is imported."""
-    from rcalign.records import read_config
+    from rcalign.store.run_folder import read_config
 
     read_config(run)

@@ -43,9 +43,9 @@ def sweep(
     if plan == "status":
         if folder is None:
             raise InputError("the folder is missing: write rcalign sweep status FOLDER.")
-        from rcalign.sweeps.folder import status
+        from rcalign.store.sweep_folder import read_status
 
-        _show_sweep(dataclasses.asdict(status(folder)), as_json)
+        _show_sweep(dataclasses.asdict(read_status(folder)), as_json)
         return
     if folder is not None:
         raise InputError(f"'{folder}' is one argument too many: the folder of a sweep is given by --out.")
@@ -80,11 +80,11 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(plan, indent=2))
         return
-    from rcalign.sweeps.folder import short
+    from rcalign.store.names import short_data_name
 
     counts: dict[tuple[str, str], int] = {}
     for run in plan["runs"]:
-        key = (short(run["data"]), run["label"])
+        key = (short_data_name(run["data"]), run["label"])
         counts[key] = counts.get(key, 0) + 1
     table = Table("data", "algorithm", "runs", title=f"{plan['name']}: {plan['planned']:,} runs")
     for (data, label), number in counts.items():
@@ -96,7 +96,7 @@ def _show_sweep(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(status, indent=2))
         return
-    from rcalign.sweeps.folder import short
+    from rcalign.store.names import short_data_name
     from rcalign.sweeps.progress import duration
 
     console = Console()
@@ -105,7 +105,7 @@ def _show_sweep(status: dict[str, Any], as_json: bool) -> None:
     for part in status["parts"]:
         best = "–" if part["best"] is None else f"{100 * part['best']:.1f} % (draw {part['best_draw']})"
         finished = f"{part['finished']} of {part['planned']}"
-        table.add_row(short(part["data"]), part["label"], finished, str(part["failed"]), best)
+        table.add_row(short_data_name(part["data"]), part["label"], finished, str(part["failed"]), best)
     console.print(table)
     left = "" if status["seconds_left"] is None else f", about {duration(status['seconds_left'])} left"
     given_up = f", {status['given_up']} given up" if status["given_up"] else ""

@@ -112,7 +112,7 @@ def domain_values(result: Mapping[str, Any], name: str) -> dict[str, float]:
     >>> domain_values({"accuracy": {"a": 0.9}, "balanced": {"a": 0.8}}, "balanced_accuracy")
     {'a': 0.8}
     """
-    if "metrics" not in result:
+    if not result.get("metrics"):
         return dict(result[{"balanced_accuracy": "balanced"}.get(name, name)])
     return {domain: parts["test"] for domain, parts in result["metrics"].get(name, {}).items() if "test" in parts}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from rcalign import registry
 from rcalign.evaluation.metric_table import Metric, domain_values, measured_metrics
 from rcalign.exports.formats import Exported
 from rcalign.models.backbones import DEFAULT_IMAGE_BACKBONE
-from rcalign.records import RunConfig
+from rcalign.store.results import RunResult
+from rcalign.store.run_folder import RunConfig
 
 FEW = 20  # training samples of a (domain, class) pair from which on it is not called rare
 MOST = 12  # lines of a list before it is cut
@@ -27,7 +28,7 @@ def card_file(file: Path) -> Path:
 
 def model_card(
     config: RunConfig,
-    result: Mapping[str, Any] | None,
+    result: RunResult | None,
     exported: Exported | None = None,
     findings: Sequence[tuple[str, str]] = (),
 ) -> str:
@@ -85,18 +86,19 @@ def _data(config: RunConfig) -> list[str]:
     ]
 
 
-def _results(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
-    if result is None or not result["accuracy"]:
+def _results(config: RunConfig, result: RunResult | None) -> list[str]:
+    if result is None or not result.accuracy:
         return [
             "The run is not finished: nothing was tested yet." if result is None else "Nothing was held out to test on."
         ]
     unseen = "an unseen domain" if config.test_domains else "rows held out"
     text = (
         f"Measured on {unseen}. The checkpoint was chosen on validation rows of the source domains "
-        f"({_percent(result['validation'])} % right there): {_text(result['weights'])}."
+        f"({_percent(result.validation)} % right there): {_text(result.weights)}."
     )
-    columns = {metric: domain_values(result, metric.name) for metric in measured_metrics(result)}
-    rows = [[d, *(_shown(m, values.get(d)) for m, values in columns.items())] for d in result["accuracy"]]
+    found = result.to_json()
+    columns = {metric: domain_values(found, metric.name) for metric in measured_metrics(found)}
+    rows = [[d, *(_shown(m, values.get(d)) for m, values in columns.items())] for d in result.accuracy]
     of_columns = {"average": lambda m, values: sum(values) / len(values), "worst": lambda m, values: m.worst(values)}
     for label, of_column in of_columns.items():
         rows.append([label, *(_shown(m, of_column(m, list(v.values())) if v else None) for m, v in columns.items())])
@@ -104,8 +106,8 @@ def _results(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
     return [text, _table(["domain", *(metric.title for metric in columns)], rows), f"Shares in per cent. {helps}."]
 
 
-def _calibration(result: Mapping[str, Any] | None) -> list[str]:
-    found = (result or {}).get("calibration")
+def _calibration(result: RunResult | None) -> list[str]:
+    found = result.calibration if result is not None else None
     if not found or not found["rows"]:
         return ["Probabilities are not calibrated."]
     names = {"val": "source domains, validation", "test": "test"}
@@ -117,7 +119,7 @@ def _calibration(result: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _limits(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
+def _limits(config: RunConfig, result: RunResult | None) -> list[str]:
     spec = config.spec
     lines = [
         "It knows the classes above and no others: what belongs to none of them gets one of them all the same, unless "
@@ -131,7 +133,7 @@ def _limits(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
         )
     else:
         lines.append("Every domain was trained on: the figures say nothing about a new domain.")
-    test = ((result or {}).get("calibration") or {}).get("ece", {}).get("test")
+    test = ((result.calibration if result is not None else None) or {}).get("ece", {}).get("test")
     if test is not None:
         lines.append(
             f"The temperature comes from domains that were trained on; on the test rows {_percent(test['after'])} % "
@@ -150,18 +152,16 @@ def _limits(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
         lines.append(f"No training sample of: {_pairs(absent)}.")
     if rare:
         lines.append(f"At most {FEW} training samples of: {_pairs(rare)}.")
-    if (result or {}).get("batch_dependent"):
+    if result is not None and result.batch_dependent:
         lines.append("A prediction depends on the other samples of its batch.")
     return lines
 
 
-def _training(config: RunConfig, result: Mapping[str, Any] | None) -> list[str]:
+def _training(config: RunConfig, result: RunResult | None) -> list[str]:
     facts = {
         "algorithm": config.algorithm,
         "protocol": f"{config.protocol}, preset {config.preset}",
-        "steps": config.steps
-        if result is None
-        else f"{result['steps']} ({result['seconds']:.0f} s on {config.device})",
+        "steps": config.steps if result is None else f"{result.steps} ({result.seconds:.0f} s on {config.device})",
         "seed": config.seed,
         "weights before training": f"{config.weights or 'pretrained'} ({config.weights_fingerprint})",
         "backbone": "frozen" if config.freeze_backbone else "trained",

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rcalign.errors import InputError
-from rcalign.records import Record
 from rcalign.reports.report import Report
-from rcalign.selection import Run
+from rcalign.store.run import Run
+from rcalign.store.run_folder import Record
 
 
 def tensorboard(report: Report, out: Path | str) -> int:

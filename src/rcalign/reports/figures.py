@@ -18,8 +18,9 @@ from rcalign import registry
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.metric_table import Metric, known_metrics
 from rcalign.reports import published
-from rcalign.reports.read import Sweep
-from rcalign.selection import SHOTS, Choice, Missing, Rule, Run, choose_per_trial, get_rule, tune_then_repeat
+from rcalign.selection import SHOTS, Choice, Missing, Rule, choose_per_trial, get_rule, tune_then_repeat
+from rcalign.store.read_runs import RunCollection
+from rcalign.store.run import Run
 
 AVERAGE, WORST = "average", "worst"
 CONFIDENCE = 0.95
@@ -90,7 +91,7 @@ class Results:
         return tuple(dict.fromkeys(found))
 
 
-def results(sweep: Sweep, select: str | None = None) -> list[Results]:
+def results(sweep: RunCollection, select: str | None = None) -> list[Results]:
     """The figures of every data set and protocol of a sweep. select: a rule's name; None is the protocol's own."""
     kinds = dict.fromkeys((run.data, run.protocol) for run in sweep.runs)
     found = []

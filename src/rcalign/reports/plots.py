@@ -12,7 +12,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from rcalign.records import RunFolder
+from rcalign.store.run_folder import RunFolder
 
 COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rcalign.errors import InputError, unknown
 from rcalign.reports.figures import Results, default_baseline, results
-from rcalign.reports.read import Sweep, read
 from rcalign.reports.tables import Table, all_tables, definitions, missing_lines
-from rcalign.selection import Run
+from rcalign.store.read_runs import RunCollection, read_runs
+from rcalign.store.run import Run
 
 COMPARE = ("published",)
 
@@ -18,7 +18,7 @@ COMPARE = ("published",)
 class Report:
     """Everything that any format shows."""
 
-    sweep: Sweep
+    sweep: RunCollection
     results: tuple[Results, ...]
     tables: tuple[Table, ...]
     with_published: bool = False
@@ -54,7 +54,7 @@ def make_report(
     """Reads a folder and computes its figures."""
     if compare is not None and compare not in COMPARE:
         raise unknown("comparison", compare, COMPARE)
-    sweep = read(folder)
+    sweep = read_runs(folder)
     tables = results(sweep, select)
     if not any(run.problem is None and run.lost is None for run in sweep.runs):
         lines = missing_lines(sweep.runs)

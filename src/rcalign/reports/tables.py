@@ -26,7 +26,8 @@ from rcalign.reports.figures import (
     mean_ranks,
 )
 from rcalign.reports.published import PublishedFigure
-from rcalign.selection import SHOTS, Run
+from rcalign.selection import SHOTS
+from rcalign.store.run import Run
 
 DEFINITIONS = (
     "Accuracies in per cent: mean over trials ± standard error (population standard deviation over trials / √trials; "
@@ -267,8 +268,8 @@ def shot_limits(runs: Sequence[Run]) -> tuple[int, int]:
     ((60, 20), (100, 20))
     """
     for run in runs:
-        if run.result is not None and "shot_limits" in run.result:
-            many, few = run.result["shot_limits"]
+        if run.result is not None and run.result.shot_limits is not None:
+            many, few = run.result.shot_limits
             return many, few
     try:
         return benchmark_facts(runs[0].data.partition(":")[0]).shots

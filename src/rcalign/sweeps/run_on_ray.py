@@ -35,9 +35,9 @@ from rcalign.errors import DivergedError, InputError
 from rcalign.extensions import import_modules
 from rcalign.interrupts import asked_to_stop
 from rcalign.models import features
-from rcalign.records import RunFolder
+from rcalign.store.run_folder import RunFolder
+from rcalign.store.sweep_folder import PlanEntry, SweepFolder, describe_entry
 from rcalign.sweeps.address import last_line
-from rcalign.sweeps.folder import Entry, SweepFolder, describe
 from rcalign.sweeps.plan import TUNE_THEN_REPEAT, PlannedRun, Sweep, hopeless, repeats
 from rcalign.sweeps.progress import Board, Standing
 from rcalign.training import job
@@ -92,7 +92,7 @@ def execute(
         folder.begin(sweep.name, sweep.seed_rule, entries)
         if retry_failed:
             for run in folder.failures():
-                folder.forgive(run)
+                folder.clear_failure(run)
         with Board(sweep.name, progress) as board:
             driver = _Driver(sweep, search, folder, resources, board)
             if not driver.plan_more():
@@ -109,7 +109,7 @@ def execute(
 class _Flight:
     """A run that was handed to Ray. asked: why it was asked to end, if it was."""
 
-    entry: Entry
+    entry: PlanEntry
     sign: float = -1.0
     signed: float = 0.0
     asked: str = ""
@@ -126,21 +126,22 @@ class _Driver:
     ) -> None:
         self.sweep, self.search, self.folder = sweep, list(search), folder
         self.resources, self.board = resources, board
-        self.entries: dict[str, Entry] = {}
-        self.queue: deque[Entry] = deque()
+        self.entries: dict[str, PlanEntry] = {}
+        self.queue: deque[PlanEntry] = deque()
         self.flying: dict[Any, _Flight] = {}
         self.attempts: Counter[str] = Counter()
         self.failed = set(folder.failures())
         if sweep.early_stopping is None:  # what an earlier plan gave up goes on
             for run in folder.given_up():
-                folder.take_up(run)
+                folder.mark_resumed(run)
         self.given_up = folder.given_up()
         self.validation: dict[str, float] = {}
         self.seconds: list[float] = []
         for run in folder.finished():
-            result = folder.run(run).result() or {}
-            self.validation[run] = float(result["validation"])
-            self.seconds.append(float(result["seconds"]))
+            result = folder.run(run).result()
+            assert result is not None
+            self.validation[run] = result.validation
+            self.seconds.append(result.seconds)
         self.failed -= self.validation.keys()
         self.given_up -= self.validation.keys()
         self.slots = self.fit = 1
@@ -241,7 +242,7 @@ class _Driver:
         """What became of a run goes into the folder."""
         run, end = flight.entry["id"], outcome["end"]
         if end == "finished":
-            self.folder.forgive(run)
+            self.folder.clear_failure(run)
             self.validation[run] = outcome["validation"]
             self.seconds.append(outcome["seconds"])
         elif end == "no room":
@@ -260,7 +261,9 @@ class _Driver:
         elif end == "died":
             self.attempts[run] += 1
             if self.attempts[run] < ATTEMPTS:
-                self.board.say(f"the process of {describe(flight.entry)} died: it goes on from its last checkpoint")
+                self.board.say(
+                    f"the process of {describe_entry(flight.entry)} died: it goes on from its last checkpoint"
+                )
                 self.queue.appendleft(flight.entry)
             else:
                 error = f"its process died {ATTEMPTS} times (out of memory?)"
@@ -268,10 +271,10 @@ class _Driver:
         else:  # interrupted, not by us: it has not had its turn yet
             self.queue.appendleft(flight.entry)
 
-    def _fail(self, entry: Entry, kind: str, error: str, last_lines: Sequence[str]) -> None:
+    def _fail(self, entry: PlanEntry, kind: str, error: str, last_lines: Sequence[str]) -> None:
         self.folder.fail(entry["id"], kind, error, last_lines)
         self.failed.add(entry["id"])
-        self.board.say(f"failed: {describe(entry)}: {error}")
+        self.board.say(f"failed: {describe_entry(entry)}: {error}")
 
     def _last_known(self, run: str) -> str:
         records = self.folder.run(run).records()
@@ -289,7 +292,7 @@ class _Driver:
             run = flight.entry["id"]
             if run not in running or flight.asked:
                 continue
-            sign = self.folder.last_sign(run)
+            sign = self.folder.last_heartbeat(run)
             if sign != flight.sign:
                 flight.sign, flight.signed = sign, now
             if now - flight.signed > self.resources.stalled_after:
@@ -299,7 +302,7 @@ class _Driver:
                 flight.asked = "hopeless"
                 ray.cancel(ref)
 
-    def _hopeless(self, entry: Entry) -> bool:
+    def _hopeless(self, entry: PlanEntry) -> bool:
         assert self.sweep.early_stopping is not None
         names = ("data", "label", "test_domains", "seed")
         peers = [
@@ -341,7 +344,10 @@ def _repeats_now(sweep: Sweep, search: Sequence[PlannedRun], folder: SweepFolder
         return ()
     lost = given_up | {run for run, note in failures.items() if note["kind"] == "diverged"}
     validation: dict[str, float | None] = dict.fromkeys(lost)
-    validation |= {run: float((folder.run(run).result() or {})["validation"]) for run in finished}
+    for run in finished:
+        result = folder.run(run).result()
+        assert result is not None
+        validation[run] = result.validation
     return repeats(sweep, search, validation)[0]
 
 
@@ -378,7 +384,7 @@ def _no_room(error: OSError) -> str:
 # --- in a worker process -------------------------------------------------------------------------------------------
 
 
-def _work(entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
+def _work(entry: PlanEntry, path: str, resources: Resources, device: str) -> dict[str, Any]:
     """One run, in a process that lives on."""
     outcome = _attempt(entry, path, resources, device)
     if outcome["end"] != "finished":
@@ -386,7 +392,7 @@ def _work(entry: Entry, path: str, resources: Resources, device: str) -> dict[st
     return outcome
 
 
-def _attempt(entry: Entry, path: str, resources: Resources, device: str) -> dict[str, Any]:
+def _attempt(entry: PlanEntry, path: str, resources: Resources, device: str) -> dict[str, Any]:
     """Trains one run in its folder, from its checkpoint if there is one. What went wrong is returned, not raised."""
     begun = time.monotonic()
     folder = SweepFolder(path)

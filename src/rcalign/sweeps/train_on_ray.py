@@ -25,7 +25,7 @@ from rich.progress import Progress
 from rcalign.distributed import SILENCE_SECONDS, any_worker, workers
 from rcalign.errors import DivergedError, InputError
 from rcalign.extensions import import_modules
-from rcalign.records import RunFolder, read_config
+from rcalign.store.run_folder import RunFolder, read_config
 from rcalign.sweeps.run_on_ray import Resources, connected
 from rcalign.training import job
 from rcalign.training.loop import Interrupted
@@ -79,7 +79,7 @@ def train_on_workers(
     result = RunFolder(out).result()
     if result is None:
         raise Interrupted(read_config(out).steps if outcome.metrics is None else int(outcome.metrics["step"]))
-    return {**result, "folder": str(out)}
+    return {**result.to_json(), "folder": str(out)}
 
 
 def _work(settings: dict[str, Any]) -> None:

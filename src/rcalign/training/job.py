@@ -25,7 +25,8 @@ from rcalign.devices import resolve_device
 from rcalign.distributed import together
 from rcalign.errors import InputError, unknown
 from rcalign.extensions import import_modules
-from rcalign.records import RunConfig, RunFolder, versions
+from rcalign.store.names import file_name, short_data_name
+from rcalign.store.run_folder import RunConfig, RunFolder, versions
 from rcalign.training.options import TrainOptions
 from rcalign.training.run import complete, hparams_of
 from rcalign.training.task import Task, make_task
@@ -65,7 +66,7 @@ def train(
     job = together(ready)
     folder = RunFolder(out if out is not None else default_folder(job.config.data, job.config))
     _, result = complete(job.task, job.config, folder, job.hparams, resume=resume, progress=progress)
-    return {**result, "folder": str(folder.path)}
+    return {**result.to_json(), "folder": str(folder.path)}
 
 
 def prepare(
@@ -157,22 +158,10 @@ def default_folder(data: str, options: TrainOptions | RunConfig) -> Path:
     >>> default_folder("emoji", TrainOptions(algorithm="erm", test_domains=("windows",))).name
     'emoji-ERM-windows-lodo-seed0'
     """
-    name = Path(data).stem
-    if named.is_name(data):  # where a benchmark lies does not tell which one it is
-        name = re.sub(r"(?<=[:,])root=[^,]*", "", data).rstrip(":,")
+    name = short_data_name(data)
     protocol = options.protocol or presets.get(options.preset or "default").protocol
     algorithm = registry.get(options.algorithm).name
     return Path("runs") / file_name(name, algorithm, *options.test_domains, protocol, f"seed{options.seed}")
-
-
-def file_name(*words: str) -> str:
-    """Words as a file name, which systems allow up to 255 bytes.
-
-    >>> file_name("my photos", "ERM", "seed0")
-    'my_photos-ERM-seed0'
-    """
-    name = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
-    return name.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
 
 
 def _check_test_domains(dataset: Dataset, protocol: str, test_domains: tuple[str, ...]) -> None:

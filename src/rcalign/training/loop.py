@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,7 +27,8 @@ from rcalign.evaluation.evaluate import (
     validation_loss,
 )
 from rcalign.interrupts import asked_to_stop
-from rcalign.records import Record, RunConfig, RunFolder
+from rcalign.store.results import RunResult
+from rcalign.store.run_folder import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, recompute_batch_norm
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker
@@ -65,7 +65,7 @@ def fit(
     tracker: Tracker | None = None,
     resume: bool = False,
     progress: bool = False,
-) -> dict[str, Any]:
+) -> RunResult:
     """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result."""
     here = workers()
     at = _restore(model, folder, averaging) if resume and folder.state_file.exists() else _Progress()
@@ -134,7 +134,7 @@ def _finish(
     averaging: Averaging | None,
     at: _Progress,
     bar: Progress,
-) -> dict[str, Any]:
+) -> RunResult:
     """The last weights, the chosen ones, and their figures on the test parts."""
     first = workers().is_first
     if first:
@@ -154,24 +154,24 @@ def _finish(
     counts = model.spec.count_matrix.numpy()
     calibrated = calibration(parts, task.spec.domains)
     chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
-    return {
-        "algorithm": config.algorithm,
-        "seed": config.seed,
-        "protocol": config.protocol,
-        "preset": config.preset,
-        "data": config.data,
-        "test_domains": list(config.test_domains),
+    return RunResult(
+        algorithm=config.algorithm,
+        seed=config.seed,
+        protocol=config.protocol,
+        preset=config.preset,
+        data=config.data,
+        test_domains=list(config.test_domains),
         **summary(parts, list(task.spec.domains), counts, task.dataset.shots, calibrated["temperature"]),
-        "calibration": calibrated,
-        "validation": validation_accuracy(parts, task.spec.domains),
-        "steps": at.step,
-        "seconds": round(at.seconds, 2),
-        "best_step": at.best_step if averaged is None else at.step,
-        "weights": chosen,
-        "batch_dependent": model.traits.batch_dependent,
-        "confusion": confusions(parts, task.spec.num_classes),
-        "classes": list(task.spec.classes),
-    }
+        calibration=calibrated,
+        validation=validation_accuracy(parts, task.spec.domains),
+        steps=at.step,
+        seconds=round(at.seconds, 2),
+        best_step=at.best_step if averaged is None else at.step,
+        weights=chosen,
+        batch_dependent=model.traits.batch_dependent,
+        confusion=confusions(parts, task.spec.num_classes),
+        classes=list(task.spec.classes),
+    )
 
 
 def _evaluate(model: Algorithm, task: Task, at: _Progress, logs: Mapping[str, Tensor | float], bar: Progress) -> Record:

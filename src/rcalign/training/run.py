@@ -14,8 +14,9 @@ from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.checkpoints import load_weights
 from rcalign.distributed import agree, check_division, together, workers
 from rcalign.errors import InputError
-from rcalign.records import RunConfig, RunFolder
 from rcalign.registry import RegisteredAlgorithm
+from rcalign.store.results import RunResult
+from rcalign.store.run_folder import RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, make_averaging
 from rcalign.training.loop import fit
 from rcalign.training.task import Task
@@ -40,8 +41,8 @@ def complete(
     *,
     resume: bool = False,
     progress: bool = False,
-) -> tuple[Algorithm, dict[str, Any]]:
-    """Trains, resumes or finds finished the run of a folder: the model, and the result as in ``result.json``.
+) -> tuple[Algorithm, RunResult]:
+    """Trains, resumes or finds finished the run of a folder: the model and its result.
 
     options: the hyperparameters that were asked for, some of which may be the first stage's. The model of a run that
     was found finished has its first weights, not its last.

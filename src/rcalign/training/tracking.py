@@ -3,7 +3,6 @@ and whether the inner step contracts its objective. Measuring changes nothing in
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, evaluating
-from rcalign.files import write_whole
 from rcalign.functional.alignment import alignment_loss, centroids
-from rcalign.records import RunFolder
+from rcalign.store.json_files import append_line, read_lines, write_lines
+from rcalign.store.run_folder import RunFolder
 from rcalign.training.task import Task
 
 MOST_IMAGES = 200  # rows of a domain that are measured, the same ones every time
@@ -53,8 +52,7 @@ class Tracker:
     def keep_until(self, step: int) -> None:
         """Drops rows later than a step, on resuming."""
         rows = read_tracking(self._file) if self._file.exists() else []
-        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
-        write_whole(self._file, "".join(kept).encode())
+        write_lines(self._file, [row for row in rows if row["step"] <= step])
 
     def record(self, model: Algorithm, step: int) -> None:
         """Measures and appends, where a step is due."""
@@ -69,14 +67,11 @@ class Tracker:
         mu, present = centroids(features, y, domain, len(sources), model.spec.num_classes)
         source_error = float(np.mean([_error(logits, labels) for _, logits, labels in sources]))
         inner = self._inner(model, step)
-        with self._file.open("a") as file:
-            for name, (z, logits, labels) in targets.items():
-                unseen = torch.full_like(labels, len(sources))
-                loss = alignment_loss(z, labels, unseen, mu, present, denominator="all_but_own")
-                gap = _error(logits, labels) - source_error
-                file.write(
-                    json.dumps({"step": step, "target": name, "alignment": float(loss), "gap": gap, **inner}) + "\n"
-                )
+        for name, (z, logits, labels) in targets.items():
+            unseen = torch.full_like(labels, len(sources))
+            loss = alignment_loss(z, labels, unseen, mu, present, denominator="all_but_own")
+            gap = _error(logits, labels) - source_error
+            append_line(self._file, {"step": step, "target": name, "alignment": float(loss), "gap": gap, **inner})
 
     def _outputs(self, model: Algorithm, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         pieces = [model(x) for x in self._task.inputs.batches(rows)]
@@ -132,13 +127,7 @@ def stratified_sample(rows: np.ndarray, y: np.ndarray, size: int, seed: int = 0)
 
 def read_tracking(path: Path | str) -> list[dict[str, Any]]:
     """The whole rows of a ``tracking.jsonl``; a last row that a kill cut short is left out."""
-    rows = []
-    for line in Path(path).read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    return read_lines(Path(path))[0]
 
 
 def _error(logits: Tensor, y: Tensor) -> float:

@@ -22,7 +22,7 @@ from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.models.backbones import build
 from rcalign.presets import get as get_preset
-from rcalign.records import RunConfig, RunFolder, read_config
+from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training.task import placed, storage_size
 
 
@@ -157,14 +157,14 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
     algorithm.load_state_dict(load_weights(folder.best_file))
     result = folder.result()
-    calibration = (result or {}).get("calibration") or {}
+    calibration = (result.calibration if result is not None else None) or {}
     return TrainedModel(
         config,
         algorithm,
         frozen,
         augmentation,
         device,
-        temperature=float(calibration.get("temperature", 1.0)),
+        temperature=1.0 if result is None else result.temperature,
         calibrated=bool(calibration.get("rows")),
         finished=result is not None,
     )

@@ -20,10 +20,10 @@ from rcalign.reports.figures import (
     mean_ranks,
     median_seconds,
 )
-from rcalign.reports.read import describe
 from rcalign.reports.report import Report
 from rcalign.reports.tables import published_figure
-from rcalign.selection import SHOTS, Choice, Run
+from rcalign.selection import SHOTS, Choice
+from rcalign.store.run import Run, describe_run
 
 CURVES_BUDGET = 2_500_000  # characters of JSON; chosen runs come first, what does not fit is left out and said
 CONFUSIONS_BUDGET = 1_500_000
@@ -175,7 +175,7 @@ def _quoted(word: str) -> str:
 def _run(run: Run, chosen: bool, names: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {
         "name": run.name,
-        "what": describe(run),
+        "what": describe_run(run),
         "data": run.data,
         "protocol": run.protocol,
         "algorithm": run.algorithm,
@@ -240,11 +240,11 @@ def _rounded(value: float | None) -> float | None:
 def _confusion(run: Run) -> dict[str, Any] | None:
     """Of the checkpoint that the run chose itself. cells: domain -> of each true class [predicted, count, predicted,
     count, ...] without zeros."""
-    if run.result is None or run.config is None or "confusion" not in run.result:
+    if run.result is None or run.config is None or not run.result.confusion:
         return None
     spec = run.config.spec
     cells = {}
-    for domain, matrix in run.result["confusion"].items():
+    for domain, matrix in run.result.confusion.items():
         cells[domain] = [[int(n) for p in np.flatnonzero(row) for n in (p, row[p])] for row in np.asarray(matrix)]
     counts = spec.count_matrix.numpy()
     seen = {
@@ -253,4 +253,4 @@ def _confusion(run: Run) -> dict[str, Any] | None:
         else [round(float(mean), 1) for mean in counts.mean(0)]
         for domain in cells
     }
-    return {"step": run.result["best_step"], "cells": cells, "counts": seen}
+    return {"step": run.result.best_step, "cells": cells, "counts": seen}

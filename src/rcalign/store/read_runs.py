@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from rcalign.errors import InputError
-from rcalign.records import Record, RunConfig, RunFolder, read_config
-from rcalign.reports import foreign
-from rcalign.reports.jsonlines import read_lines
-from rcalign.selection import Run
+from rcalign.store import other_programs
+from rcalign.store.names import short_data_name
+from rcalign.store.results import RunResult
+from rcalign.store.run import Run, describe_run
+from rcalign.store.run_folder import Record, RunConfig, RunFolder, read_config
+from rcalign.store.sweep_folder import SweepFolder
 
-PLAN_FORMAT = 1  # of plan.json; a reader refuses a newer one
+# what says which run it is among those of an experiment, not how it was made
+PLACE = ("data", "data_fingerprint", "spec", "algorithm", "test_domains", "protocol", "seed")
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
+class RunCollection:
     """What a report is made from. runs: all that were planned, finished or not. notes: what a reader should know.
 
     written_by: "rcalign", "DomainBed" or "BoDA". tuned: one draw is chosen for all trials ("tune-then-repeat").
@@ -39,7 +42,7 @@ class Sweep:
         return tuple(run for run in self.runs if run.problem is not None)
 
 
-def read(folder: Path | str) -> Sweep:
+def read_runs(folder: Path | str) -> RunCollection:
     """The runs of a folder, whoever wrote them."""
     path = Path(folder)
     if not path.is_dir():
@@ -52,9 +55,9 @@ def read(folder: Path | str) -> Sweep:
     if found.plans:
         return _read_sweep(found.plans[0])
     if found.domainbed:
-        return _sweep(name, path, "DomainBed", *foreign.read_domainbed(found.domainbed))
+        return _sweep(name, path, "DomainBed", *other_programs.read_domainbed(found.domainbed))
     if found.boda:
-        return _sweep(name, path, "BoDA", *foreign.read_boda(found.boda))
+        return _sweep(name, path, "BoDA", *other_programs.read_boda(found.boda))
     if not found.runs:
         raise InputError(
             f"'{path}' holds no runs: expected folders that 'rcalign train' or 'rcalign sweep' wrote, DomainBed's with "
@@ -79,9 +82,9 @@ class _Found:
                 self.plans.append(here)
             elif "config.json" in files and _is_run(here):
                 self.runs.append(here)
-            elif foreign.FILES["DomainBed"] in files:
+            elif other_programs.FILES["DomainBed"] in files:
                 self.domainbed.append(here)
-            elif foreign.FILES["BoDA"] in files:
+            elif other_programs.FILES["BoDA"] in files:
                 self.boda.append(here)
             else:
                 continue
@@ -107,14 +110,14 @@ def _is_run(folder: Path) -> bool:
     return '"algorithm"' in text and '"test_domains"' in text
 
 
-def _sweep(name: str, path: Path, written_by: str, runs: Sequence[Run], notes: Sequence[str]) -> Sweep:
+def _sweep(name: str, path: Path, written_by: str, runs: Sequence[Run], notes: Sequence[str]) -> RunCollection:
     runs, more = _without_twins(runs)
-    return Sweep(name, str(path), written_by, tuple(runs), (*notes, *more))
+    return RunCollection(name, str(path), written_by, tuple(runs), (*notes, *more))
 
 
-def _read_sweep(path: Path) -> Sweep:
+def _read_sweep(path: Path) -> RunCollection:
     """A sweep: its plan says which runs there should be."""
-    plan = _plan(path / "plan.json")
+    plan = SweepFolder(path).plan()
     runs, notes = [], []
     for planned in plan["runs"]:
         run, cut = _planned_run(path, planned)
@@ -128,22 +131,9 @@ def _read_sweep(path: Path) -> Sweep:
         notes.append(f"{len(extra)} folders in '{path / 'runs'}' are not in the plan and are left out: {some}.")
     runs = _named_domains(runs)
     tuned = plan.get("seed_rule") == "tune-then-repeat"
-    return Sweep(str(plan.get("name") or path.resolve().name), str(path), "rcalign", *_uniform(runs, notes), tuned)
-
-
-def _plan(file: Path) -> dict[str, Any]:
-    try:
-        plan = json.loads(file.read_text())
-        if plan.get("format", 0) > PLAN_FORMAT:
-            raise InputError(f"'{file}' was written by a newer rcalign (format {plan['format']}): update rcalign.")
-        for planned in plan["runs"]:
-            planned["id"], planned["data"], planned["algorithm"]
-        return plan
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"'{file}' is not the plan of a sweep ({type(error).__name__}: {error}): restore it, or report on the "
-            "folder of its runs."
-        ) from None
+    return RunCollection(
+        str(plan.get("name") or path.resolve().name), str(path), "rcalign", *_uniform(runs, notes), tuned
+    )
 
 
 def _planned_run(path: Path, planned: Mapping[str, Any]) -> tuple[Run, list[str]]:
@@ -154,7 +144,7 @@ def _planned_run(path: Path, planned: Mapping[str, Any]) -> tuple[Run, list[str]
         notes = []
         run = Run(
             name=planned["id"],
-            data=_short_name(str(planned["data"])),
+            data=short_data_name(str(planned["data"])),
             algorithm=planned["algorithm"],
             protocol=planned.get("protocol") or "lodo",
             domains=(),
@@ -173,10 +163,11 @@ def _planned_run(path: Path, planned: Mapping[str, Any]) -> tuple[Run, list[str]
 
 def _what_happened(path: Path, run: str) -> dict[str, Any]:
     """What the sweep noted on a run that is not finished. One that diverged or was given up had its chance."""
-    given_up = _note(path / "given-up" / f"{run}.json")
+    folder = SweepFolder(path)
+    given_up = folder.noted("given-up", run)
     if given_up is not None:
         return {"problem": None, "lost": f"given up at step {given_up.get('step', '?')}"}
-    failure = _note(path / "failures" / f"{run}.json")
+    failure = folder.noted("failures", run)
     if failure is None:
         return {}
     lines = tuple(str(line) for line in failure.get("last_lines", ()))
@@ -184,16 +175,6 @@ def _what_happened(path: Path, run: str) -> dict[str, Any]:
     if failure.get("kind") == "diverged":
         return {"problem": None, "lost": f"diverged: {error}", "last_lines": lines}
     return {"problem": f"failed: {error}", "last_lines": lines}
-
-
-def _note(file: Path) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    try:
-        values = json.loads(file.read_text())
-    except json.JSONDecodeError:
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _read_folders(folders: Sequence[Path], root: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
@@ -218,8 +199,10 @@ def _read_folders(folders: Sequence[Path], root: Path) -> tuple[tuple[Run, ...],
 def _settings(run: Run) -> str:
     """Everything that was chosen for a run but its seed, its data and what it holds out."""
     assert run.config is not None
-    names = ("steps", "backbone", "weights", "freeze_backbone", "freeze_batch_norm", "image_size", "average", "preset")
-    return json.dumps([dict(run.hparams), *(getattr(run.config, name) for name in names)], sort_keys=True)
+    settings = run.config.identity()
+    for name in PLACE:
+        settings.pop(name, None)
+    return json.dumps(settings, sort_keys=True)
 
 
 def _untested(runs: Sequence[Run]) -> list[Run]:
@@ -250,23 +233,17 @@ def _untested(runs: Sequence[Run]) -> list[Run]:
 def _read_run(folder: Path, name: str) -> tuple[Run, list[str]]:
     config = read_config(folder)
     files = RunFolder(folder)
-    rows, notes = read_lines(files.records_file) if files.records_file.exists() else ([], [])
-    try:
-        records = tuple(Record.from_json(row) for row in rows)
-    except TypeError as error:
-        raise InputError(
-            f"'{files.records_file}' has rows of another version of rcalign ({error}): report with the version that "
-            "wrote it."
-        ) from None
+    found, notes = files.read_records()
+    records = tuple(found)
     result, problem = _result(files, config, records)
     if result is not None:
         records = tuple(_with_result(record, result) for record in records)
     seconds = None
     if result is not None:
-        seconds = float(result["seconds"]) + _first_stage_seconds(folder)
+        seconds = result.seconds + _first_stage_seconds(folder)
     run = Run(
         name=name,
-        data=_short_name(config.data),
+        data=short_data_name(config.data),
         algorithm=config.algorithm,
         protocol=config.protocol,
         domains=tuple(records[0].accuracy) if records else (),
@@ -275,7 +252,7 @@ def _read_run(folder: Path, name: str) -> tuple[Run, list[str]]:
         preset=config.preset,
         hparams=config.hparams,
         records=records,
-        shots={} if result is None else {result["best_step"]: result["shots"]},
+        shots={} if result is None else {result.best_step: result.shots},
         seconds=seconds,
         problem=problem,
         folder=str(folder),
@@ -285,25 +262,25 @@ def _read_run(folder: Path, name: str) -> tuple[Run, list[str]]:
     return run, notes
 
 
-def _result(files: RunFolder, config: RunConfig, records: Sequence[Record]) -> tuple[dict[str, Any] | None, str | None]:
+def _result(files: RunFolder, config: RunConfig, records: Sequence[Record]) -> tuple[RunResult | None, str | None]:
     """The result of a run, if there is one, and why the run is incomplete, if it is."""
     last = records[-1].step if records else 0
     try:
         result = files.result()
-        if result is None:
-            return None, f"stopped at step {last:,} of {config.steps:,}" if records else "started, not yet evaluated"
-        if last < result["steps"]:  # e.g. a line of its records is cut
-            return result, f"its records stop at step {last:,} of {result['steps']:,}"
-        return result, None
-    except (InputError, KeyError, TypeError):
+    except InputError:
         return None, "its result.json is damaged"
+    if result is None:
+        return None, f"stopped at step {last:,} of {config.steps:,}" if records else "started, not yet evaluated"
+    if last < result.steps:  # e.g. a line of its records is cut
+        return result, f"its records stop at step {last:,} of {result.steps:,}"
+    return result, None
 
 
-def _with_result(record: Record, result: Mapping[str, Any]) -> Record:
+def _with_result(record: Record, result: RunResult) -> Record:
     """The checkpoint that a run chose also has the metrics that need the temperature of the finished run."""
-    if not (record.averaged or record.step == result["best_step"]):
+    if not (record.averaged or record.step == result.best_step):
         return record
-    return dataclasses.replace(record, metrics={**result.get("metrics", {}), **record.metrics})
+    return dataclasses.replace(record, metrics={**result.metrics, **record.metrics})
 
 
 def _first_stage_seconds(folder: Path) -> float:
@@ -312,16 +289,7 @@ def _first_stage_seconds(folder: Path) -> float:
     if not first.is_dir():
         return 0.0
     result = RunFolder(first).result()
-    return (float(result["seconds"]) if result else 0.0) + _first_stage_seconds(first)
-
-
-def _short_name(data: str) -> str:
-    """
-    >>> _short_name("/data/PACS/"), _short_name("rows.npz"), _short_name("emoji-mlt:imbalance=0.5")
-    ('PACS', 'rows', 'emoji-mlt:imbalance=0.5')
-    """
-    path = Path(data)
-    return path.stem if path.suffix in (".npz", ".csv") else path.name
+    return (result.seconds if result else 0.0) + _first_stage_seconds(first)
 
 
 def _named_domains(runs: Sequence[Run]) -> list[Run]:
@@ -378,26 +346,15 @@ def _without_twins(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             kept[key] = run
         elif run.problem is None and other.problem is None:
             raise InputError(
-                f"'{other.name}' and '{run.name}' are the same run twice ({describe(run)}), as if two sweeps lay in "
-                "one folder: keep one of them, or report on a folder of its own."
+                f"'{other.name}' and '{run.name}' are the same run twice ({describe_run(run)}), as if two sweeps lay "
+                "in one folder: keep one of them, or report on a folder of its own."
             )
         else:
             kept[key] = other if other.problem is None else run
             notes.append(
-                f"'{other.name}' and '{run.name}' are the same run ({describe(run)}); the finished one counts."
+                f"'{other.name}' and '{run.name}' are the same run ({describe_run(run)}); the finished one counts."
             )
     return list(kept.values()), notes
-
-
-def describe(run: Run) -> str:
-    """What a run is, in words.
-
-    >>> describe(Run(name="x", data="PACS", algorithm="ERM", protocol="lodo", domains=(), test_domains=("A",), draw=3))
-    'ERM on PACS, A held out, trial 0, draw 3'
-    """
-    held_out = f", {' + '.join(run.test_domains)} held out" if run.test_domains else ""
-    phase = " (repeat)" if run.phase == "repeat" else ""
-    return f"{run.algorithm} on {run.data}{held_out}, trial {run.trial}, draw {run.draw}{phase}"
 
 
 def _by(runs: Iterable[Run], key: Any) -> Iterator[tuple[Any, list[Run]]]:

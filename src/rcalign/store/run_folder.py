@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+import filelock
 
 from rcalign.errors import InputError, unknown
-from rcalign.files import write_whole
 from rcalign.spec import DataSpec
+from rcalign.store.json_files import append_line, read_lines, write_json, write_lines
+from rcalign.store.locks import acquire
+from rcalign.store.results import MetricTable, RunResult
 from rcalign.training.options import TrainOptions, described
 
 FORMAT = 2  # of the run folder; a reader refuses a newer one. 1: records had accuracy and nll, not metrics
@@ -79,7 +82,7 @@ class Record:
 
     step: int
     loss: float | None
-    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]
+    metrics: MetricTable
     validation: float
     averaged: bool = False
     logs: Mapping[str, float] = field(default_factory=dict)
@@ -117,17 +120,17 @@ class RunFolder:
         self.last_file = self.path / "last.safetensors"
         self.state_file = self.path / "state.safetensors"
         self.result_file = self.path / "result.json"
-        self._held: IO[str] | None = None
+        self._lock: filelock.BaseFileLock | None = None
 
     def begin(self, config: RunConfig, resume: bool) -> None:
-        """Claims the folder for this run and this process, or agrees that it already is this run's."""
+        """Makes the folder that of this run and acquires its lock; checks that a run found there is the same one."""
         if self.config_file.exists():
-            self._agree(config, resume)
+            self._check_same_run(config, resume)
         elif self.path.is_dir() and any(not item.name.startswith(".") for item in self.path.iterdir()):
             raise InputError(f"the output folder '{self.path}' holds other files: choose an empty or new one.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock()
+            self._acquire()
             for left_by_a_kill in self.path.glob(".*.safetensors.*"):
                 left_by_a_kill.unlink()
             if not self.config_file.exists():
@@ -135,22 +138,18 @@ class RunFolder:
         except (PermissionError, NotADirectoryError, FileExistsError):
             raise InputError(f"the output folder '{self.path}' cannot be written: choose another with --out.") from None
 
-    def _lock(self) -> None:
-        """Held until released or until the process ends, however it ends."""
-        self._held = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another process is training in '{self.path}': wait for it, or choose another --out."
-            ) from None
+    def _acquire(self) -> None:
+        self._lock = acquire(self.path / ".lock")
+        if self._lock is None:
+            raise InputError(f"another process is training in '{self.path}': wait for it, or choose another --out.")
 
     def release(self) -> None:
-        """Lets others have the folder."""
-        if self._held is not None:
-            self._held.close()
+        """Releases the lock on the run folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
-    def _agree(self, config: RunConfig, resume: bool) -> None:
+    def _check_same_run(self, config: RunConfig, resume: bool) -> None:
         found = read_config(self.path)
         if not resume:
             state = "finished" if self.result_file.exists() else "unfinished"
@@ -168,42 +167,43 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         """One more row. A row cut by a kill is dropped when the run is resumed."""
-        with self.records_file.open("a") as file:
-            file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-            file.flush()
+        append_line(self.records_file, dataclasses.asdict(record))
 
     def keep_records_until(self, step: int) -> list[Record]:
         """Drops rows later than a step (written after the last checkpoint, before a kill) and of averaged weights."""
         rows = [row for row in self.records() if row.step <= step and not row.averaged]
-        text = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
-        write_whole(self.records_file, text.encode())
+        write_lines(self.records_file, [dataclasses.asdict(row) for row in rows])
         return rows
 
     def records(self) -> list[Record]:
-        """All whole rows; the last one may be cut."""
-        if not self.records_file.exists():
-            return []
-        rows = []
-        for line in self.records_file.read_text(errors="replace").splitlines():
-            try:
-                rows.append(Record.from_json(json.loads(line)))
-            except (json.JSONDecodeError, TypeError):
-                break
-        return rows
+        """The evaluations, in order; a line that a kill cut short is left out."""
+        return self.read_records()[0]
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        write_json(self.result_file, result)
+    def read_records(self) -> tuple[list[Record], list[str]]:
+        """The evaluations, and a note on every line that is no JSON object."""
+        rows, notes = read_lines(self.records_file) if self.records_file.exists() else ([], [])
+        try:
+            return [Record.from_json(row) for row in rows], notes
+        except TypeError as error:
+            raise InputError(
+                f"'{self.records_file}' has rows of another version of rcalign ({error}): report with the version that "
+                "wrote it."
+            ) from None
 
-    def result(self) -> dict[str, Any] | None:
+    def finish(self, result: RunResult) -> None:
+        """Writes the result, which makes the run a finished one."""
+        write_json(self.result_file, result.to_json())
+
+    def result(self) -> RunResult | None:
         """The result of a finished run, else None."""
         if not self.result_file.exists():
             return None
         try:
-            return dict(json.loads(self.result_file.read_text()))
-        except (ValueError, TypeError) as error:
+            return RunResult.from_json(json.loads(self.result_file.read_text()))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(
-                f"'{self.result_file}' is damaged ({type(error).__name__}): restore it, or remove it and go on with "
-                "--resume."
+                f"'{self.result_file}' is damaged ({type(error).__name__}: {error}): restore it, or remove it and go "
+                "on with --resume."
             ) from None
 
 
@@ -236,11 +236,6 @@ def read_config(path: Path | str) -> RunConfig:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, no text, or other JSON than ours
         raise InputError(f"'{file}' is damaged ({type(error).__name__}: {error}): restore it or train again.") from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Indented JSON, written whole or not at all."""
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def _short(value: Any) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from rcalign.errors import InputError
-from rcalign.records import Record
-from rcalign.reports.jsonlines import read_lines
-from rcalign.selection import Run
+from rcalign.store.json_files import read_lines
+from rcalign.store.run import Run
+from rcalign.store.run_folder import Record
 
 # The order in which both programs number the domains of a data set: their rows say only env0, env1, ...
 DOMAINS = {

@@ -1,32 +1,30 @@
 """The folder of a sweep: what was planned, what is done, what runs now, what failed. Readable from anywhere.
 
 ``plan.json``; ``runs/ID`` (a run folder each); ``failures/ID.json`` (error and last lines); ``given-up/ID.json`` (draws
-stopped early); ``running/ID.json`` (locked by the process that trains it); ``driver.json`` (locked by the driver).
-Locks vanish with their process, whatever kills it.
+stopped early); ``running/ID.json`` (the process that trains it, which holds its lock); ``driver.json`` (the driver).
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
-import re
-import socket
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rcalign.data import sources
 from rcalign.errors import InputError
 from rcalign.files import write_whole
-from rcalign.records import RunFolder, write_json
-from rcalign.sweeps.plan import FORMAT
+from rcalign.store import locks
+from rcalign.store.json_files import read_object, write_json
+from rcalign.store.names import short_data_name
+from rcalign.store.results import RunResult
+from rcalign.store.run_folder import RunFolder
 
-Entry = Mapping[str, Any]  # of plan.json
+PLAN_FORMAT = 1  # of plan.json; a reader refuses a newer one
+PlanEntry = Mapping[str, Any]  # one planned run
+OWN_FILES = ("driver.json", ".driver.lock")  # those that are there before the plan
 
 
 class SweepFolder:
@@ -36,7 +34,7 @@ class SweepFolder:
 
     # --- the plan ------------------------------------------------------------------------------------------------
 
-    def begin(self, name: str, seed_rule: str, entries: Sequence[Entry]) -> None:
+    def begin(self, name: str, seed_rule: str, entries: Sequence[PlanEntry]) -> None:
         """Claims the folder for these runs, or agrees that they are what it holds, perhaps with more of them."""
         if self.plan_file.exists():
             planned = {entry["id"] for entry in entries}
@@ -47,34 +45,40 @@ class SweepFolder:
                     f"'{self.path}' holds another sweep ({len(foreign)} of its {len(before)} runs are not in this "
                     "plan): choose another --out."
                 )
-        elif self.path.exists() and any(item.name != "driver.json" for item in self.path.iterdir()):
+        elif self.path.exists() and any(item.name not in OWN_FILES for item in self.path.iterdir()):
             raise InputError(f"the output folder '{self.path}' holds other files: choose an empty or new one.")
         self.write_plan(name, seed_rule, entries)
 
     def _searched_before(self) -> list[str]:
-        """What the folder was for; if its plan is damaged, what was begun."""
-        try:
-            json.loads(self.plan_file.read_text())
-        except json.JSONDecodeError:
+        """The runs that the folder's plan searches; if the plan is damaged, those that were started."""
+        if read_object(self.plan_file) is None:
             return sorted(self.started())
         return [entry["id"] for entry in self.plan()["runs"] if entry["phase"] == "search"]
 
-    def write_plan(self, name: str, seed_rule: str, entries: Sequence[Entry]) -> None:
+    def write_plan(self, name: str, seed_rule: str, entries: Sequence[PlanEntry]) -> None:
         rows = ",\n".join(json.dumps(entry) for entry in entries)  # a line each: easy to read and to compare
-        head = f'"format": {FORMAT}, "name": {json.dumps(name)}, "seed_rule": {json.dumps(seed_rule)}'
+        head = f'"format": {PLAN_FORMAT}, "name": {json.dumps(name)}, "seed_rule": {json.dumps(seed_rule)}'
         text = f'{{{head}, "runs": [\n{rows}\n]}}\n'
         if not self.plan_file.exists() or self.plan_file.read_text() != text:
             write_whole(self.plan_file, text.encode())
 
     def plan(self) -> dict[str, Any]:
+        """The content of ``plan.json``: ``name``, ``seed_rule`` and ``runs``, one entry for each."""
         if not self.plan_file.is_file():
             raise InputError(f"'{self.path}' is not a sweep (it has no plan.json): give a folder that 'sweep' wrote.")
         try:
             plan = json.loads(self.plan_file.read_text())
-        except json.JSONDecodeError as error:
-            raise InputError(f"'{self.plan_file}' is damaged ({error}): run the sweep again to restore it.") from None
-        if plan.get("format", 0) > FORMAT:
-            raise InputError(f"'{self.path}' was written by a newer rcalign (format {plan['format']}): update rcalign.")
+            if plan.get("format", 0) > PLAN_FORMAT:
+                raise InputError(
+                    f"'{self.plan_file}' was written by a newer rcalign (format {plan['format']}): update rcalign."
+                )
+            for entry in plan["runs"]:
+                entry["id"], entry["data"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"'{self.plan_file}' is damaged ({type(error).__name__}: {error}): run the sweep again to restore it, "
+                "or report on the folder of its runs."
+            ) from None
         return plan
 
     # --- runs ----------------------------------------------------------------------------------------------------
@@ -96,8 +100,8 @@ class SweepFolder:
         """kind: "error", "diverged", "died" (its process) or "hung"."""
         self._write("failures", run, {"id": run, "kind": kind, "error": error, "last_lines": list(last_lines)})
 
-    def forgive(self, run: str) -> None:
-        """A failed run that is tried again, or succeeded."""
+    def clear_failure(self, run: str) -> None:
+        """Removes the note of a failure, of a run that is tried again or succeeded."""
         (self.path / "failures" / f"{run}.json").unlink(missing_ok=True)
 
     def given_up(self) -> set[str]:
@@ -106,12 +110,12 @@ class SweepFolder:
     def give_up(self, run: str, step: int, validation: float) -> None:
         self._write("given-up", run, {"id": run, "step": step, "validation": validation})
 
-    def take_up(self, run: str) -> None:
-        """A draw that was given up and goes on."""
+    def mark_resumed(self, run: str) -> None:
+        """Removes the note that a draw was given up, when it goes on."""
         (self.path / "given-up" / f"{run}.json").unlink(missing_ok=True)
 
-    def last_sign(self, run: str) -> float:
-        """When a run last wrote anything (a time of the file system, only good for comparing)."""
+    def last_heartbeat(self, run: str) -> float:
+        """When a run last wrote anything: a time of the file system, only to be compared with others of it."""
         found = [0.0]
         for folder in (self.run(run).path, self.run(run).path / "stage-1"):
             if folder.is_dir():
@@ -130,10 +134,13 @@ class SweepFolder:
         return [name.removesuffix(".json") for name in self._names(kind)]
 
     def _note(self, kind: str, run: str) -> dict[str, Any]:
-        try:
-            return json.loads((self.path / kind / f"{run}.json").read_text())
-        except (OSError, json.JSONDecodeError):
-            return {"id": run, "kind": "error", "error": "its note cannot be read", "last_lines": []}
+        unreadable = {"id": run, "kind": "error", "error": "its note cannot be read", "last_lines": []}
+        return read_object(self.path / kind / f"{run}.json") or unreadable
+
+    def noted(self, kind: str, run: str) -> dict[str, Any] | None:
+        """The note of kind "failures" or "given-up" on a run; empty if it is damaged, None if there is none."""
+        file = self.path / kind / f"{run}.json"
+        return (read_object(file) or {}) if file.is_file() else None
 
     # --- who is at work --------------------------------------------------------------------------------------------
 
@@ -151,7 +158,7 @@ class SweepFolder:
                 "for it or stop it; 'rcalign sweep status' shows how far it is."
             )
 
-        with _locked(self.path / "driver.json", 2.0, busy):
+        with locks.announced(self.path / "driver.json", 2.0, busy):
             yield
 
     @contextmanager
@@ -164,76 +171,24 @@ class SweepFolder:
             )
 
         (self.path / "running").mkdir(exist_ok=True)
-        with _locked(self.path / "running" / f"{run}.json", wait, busy):
+        with locks.announced(self.path / "running" / f"{run}.json", wait, busy):
             yield
 
     def driven(self) -> bool:
-        return _is_locked(self.path / "driver.json")
+        """Whether a driver is at work in the folder."""
+        return locks.holder(self.path / "driver.json") is not None
 
     def running(self) -> dict[str, dict[str, Any]]:
         """Run id -> process, host and time of start, of those whose process is alive."""
-        found = {}
-        for run in self._notes("running"):
-            if _is_locked(self.path / "running" / f"{run}.json"):
-                found[run] = self._note("running", run)
-        return found
-
-
-@contextmanager
-def _locked(file: Path, wait: float, busy: Callable[[Mapping[str, Any]], Exception]) -> Iterator[None]:
-    """Holds a lock on a file that says who holds it; the file goes with the lock."""
-    until = time.monotonic() + wait
-    while True:
-        handle = file.open("a+")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.close()
-            if time.monotonic() > until:
-                raise busy(_content(file)) from None
-            time.sleep(0.1)
-            continue
-        except OSError as error:
-            handle.close()
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            raise InputError(f"the file system of '{file.parent}' knows no locks: choose another --out.") from None
-        if file.exists() and os.path.samestat(os.fstat(handle.fileno()), file.stat()):
-            break
-        handle.close()  # its former holder removed it between opening and locking
-    try:
-        handle.truncate(0)
-        handle.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}))
-        handle.flush()
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-        handle.close()
-
-
-def _is_locked(file: Path) -> bool:
-    try:
-        with file.open() as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
+        found = {run: locks.holder(self.path / "running" / f"{run}.json") for run in self._notes("running")}
+        return {run: holder for run, holder in found.items() if holder is not None}
 
 
 # --- status --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Part:
+class StatusRow:
     """One algorithm on one data set: how many runs, and the largest validation accuracy so far."""
 
     data: str
@@ -246,7 +201,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Status:
+class SweepStatus:
     """How far a sweep is. seconds_left: None while nobody is at work or nothing is finished."""
 
     name: str
@@ -259,11 +214,11 @@ class Status:
     given_up: int
     waiting: int
     seconds_left: float | None
-    parts: tuple[Part, ...]
+    parts: tuple[StatusRow, ...]
     failures: tuple[dict[str, Any], ...]
 
 
-def status(path: Path | str) -> Status:
+def read_status(path: Path | str) -> SweepStatus:
     """Reads the folder only: works while the sweep runs, after it, and on another machine that sees the folder."""
     folder = SweepFolder(path)
     plan = folder.plan()
@@ -272,17 +227,17 @@ def status(path: Path | str) -> Status:
     finished, running = folder.finished() & ids, folder.running().keys() & ids
     failures = {run: note for run, note in folder.failures().items() if run in ids - finished - running}
     given_up = (folder.given_up() & ids) - finished
-    results = {run: folder.run(run).result() or {} for run in finished}
+    results = {run: result for run in finished if (result := folder.run(run).result()) is not None}
     waiting = len(ids) - len(finished | running | failures.keys() | given_up)
-    parts: dict[tuple[str, str], list[Entry]] = {}
+    parts: dict[tuple[str, str], list[PlanEntry]] = {}
     for entry in entries:
         parts.setdefault((entry["data"], entry["label"]), []).append(entry)
     failed = [entry for entry in entries if entry["id"] in failures]
-    seconds = [float(result.get("seconds", 0)) for result in results.values()]
+    seconds = [result.seconds for result in results.values()]
     left = None
     if seconds and running:
         left = sum(seconds) / len(seconds) * (waiting / len(running) + 0.5)
-    return Status(
+    return SweepStatus(
         name=plan["name"],
         folder=str(path),
         driven=folder.driven(),
@@ -293,42 +248,33 @@ def status(path: Path | str) -> Status:
         given_up=len(given_up),
         waiting=waiting,
         seconds_left=left,
-        parts=tuple(_part(*key, own, results, failures.keys()) for key, own in parts.items()),
-        failures=tuple({"run": describe(entry), **failures[entry["id"]]} for entry in failed),
+        parts=tuple(_status_row(*key, own, results, failures.keys()) for key, own in parts.items()),
+        failures=tuple({"run": describe_entry(entry), **failures[entry["id"]]} for entry in failed),
     )
 
 
-def _part(
-    data: str, label: str, entries: Sequence[Entry], results: Mapping[str, Mapping[str, Any]], failed: Any
-) -> Part:
+def _status_row(
+    data: str, label: str, entries: Sequence[PlanEntry], results: Mapping[str, RunResult], failed: Collection[str]
+) -> StatusRow:
     done = [entry for entry in entries if entry["id"] in results]
-    best = max(done, key=lambda entry: float(results[entry["id"]]["validation"]), default=None)
-    return Part(
+    best = max(done, key=lambda entry: results[entry["id"]].validation, default=None)
+    return StatusRow(
         data=data,
         label=label,
         planned=len(entries),
         finished=len(done),
         failed=sum(entry["id"] in failed for entry in entries),
-        best=None if best is None else float(results[best["id"]]["validation"]),
+        best=None if best is None else results[best["id"]].validation,
         best_draw=None if best is None else best["draw"],
     )
 
 
-def describe(entry: Entry) -> str:
-    """
-    >>> describe({"label": "ERM", "data": "/d/rows.npz", "test_domains": ["a", "b"], "draw": 3, "seed": 1})
+def describe_entry(entry: PlanEntry) -> str:
+    """What a planned run is, in words.
+
+    >>> describe_entry({"label": "ERM", "data": "/d/rows.npz", "test_domains": ["a", "b"], "draw": 3, "seed": 1})
     'ERM on rows, a and b held out, draw 3, seed 1'
     """
     held_out = f", {' and '.join(entry['test_domains'])} held out" if entry["test_domains"] else ""
-    return f"{entry['label']} on {short(entry['data'])}{held_out}, draw {entry['draw']}, seed {entry['seed']}"
-
-
-def short(data: str) -> str:
-    """A name without where it lies, or the stem of a path.
-
-    >>> short("/d/rows.npz"), short("emoji-mlt:imbalance=20.5"), short("PACS:root=/d")
-    ('rows', 'emoji-mlt:imbalance=20.5', 'PACS')
-    """
-    if sources.is_name(data):
-        return re.sub(r"(?<=[:,])root=[^,]*", "", data).rstrip(":,")
-    return Path(data).stem
+    data = short_data_name(entry["data"])
+    return f"{entry['label']} on {data}{held_out}, draw {entry['draw']}, seed {entry['seed']}"

@@ -1,10 +1,27 @@
-"""Rows of JSON, one on a line, as training programs append them: whatever is whole is read, the rest is said."""
+"""JSON files, written whole or not at all, and files of one JSON object a line, of which every whole line is read."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from rcalign.files import write_whole
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON, whole or not at all."""
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object of a file; None where there is no such file, or what it holds is not one."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -34,3 +51,15 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         else:
             notes.append(f"'{path}': line {number} is not a JSON object and is passed over.")
     return rows, notes
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Adds one row; a kill may cut it, but no row before it."""
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replaces all rows of a file."""
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())

@@ -1,0 +1,1 @@
+"""What lies on disk: run folders, sweep folders, records, results, locks, and the folders of other programs."""

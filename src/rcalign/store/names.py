@@ -1,0 +1,32 @@
+"""Short names of data sets, for tables, messages and folders."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FILES = (".npz", ".csv", ".tsv", ".parquet")
+
+
+def short_data_name(data: str) -> str:
+    """A data set's name without where it lies: of a path its last part, of a name all but its ``root``.
+
+    >>> short_data_name("/data/PACS/"), short_data_name("rows.npz"), short_data_name("PACS:root=/data/bench")
+    ('PACS', 'rows', 'PACS')
+    >>> short_data_name("emoji-mlt:imbalance=20.5,root=/d"), short_data_name("/d/v1.2"), short_data_name("a/t.csv?y=c")
+    ('emoji-mlt:imbalance=20.5', 'v1.2', 't')
+    """
+    if re.fullmatch(r"[\w-]+:.*", data):
+        return re.sub(r"(?<=[:,])root=[^,]*,?", "", data).rstrip(":,")
+    path = Path(data.partition("?")[0])  # columns of a table follow the mark
+    return path.stem if path.suffix in FILES else path.name
+
+
+def file_name(*words: str) -> str:
+    """Words as the name of a file or folder, of which systems allow 255 bytes.
+
+    >>> file_name("rows", "BoDA_r,c", "a b")
+    'rows-BoDA_r_c-a_b'
+    """
+    name = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
+    return name.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
