@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -243,6 +244,22 @@ def test_bad_image_files_are_named_or_skipped(rcalign: Run, pictures: Path, tmp_
     code, _, err = rcalign("train", pictures, *options, "--out", "run", "--skip-bad", "--set", "batch_size=2")
     assert code == 0, err
     assert "cut.png" in err and "text.jpg" in err
+    for command in ("evaluate", "diagnose"):  # the run knows that it left them out
+        code, _, err = rcalign(command, "run")
+        assert code == 0, err
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_many_domains_are_all_shown(
+    rcalign: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    domains = np.array([f"hospital-{n % 30}" for n in range(600)])
+    np.savez(tmp_path / "many.npz", x=np.zeros((600, 2)), y=np.arange(600) // 30 % 2, domain=domains)
+    code, out, _ = rcalign("data", "info", "many.npz")
+    assert code == 0 and "…" not in out
+    assert all(re.search(rf"hospital-{n}\D+20\D+0: 10, 1: 10", out) for n in range(30))
+    assert max(map(len, out.splitlines())) <= columns
 
 
 def test_bad_manifests(rcalign: Run, pictures: Path, tmp_path: Path) -> None:

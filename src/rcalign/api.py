@@ -116,7 +116,7 @@ def _loaded(data: str | Path | Dataset) -> Dataset:
 
 def _own_data(run: str | Path, model: TrainedModel) -> Dataset:
     """The data that a run was trained on, if they are the same still: else its splits would mix training and test."""
-    dataset = source.load(model.config.data)
+    dataset = source.load(model.config.data, skip_bad=model.config.skip_bad)
     if dataset.fingerprint != model.config.data_fingerprint:
         raise InputError(
             f"the data '{model.config.data}' changed since the run '{run}' was trained, so which rows were trained on "
@@ -538,7 +538,7 @@ def export(
 def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
     """A few inputs of the run's own data as a caller would feed them; none if the data are not there any more."""
     try:
-        dataset = source.load(model.config.data)
+        dataset = source.load(model.config.data, skip_bad=model.config.skip_bad)
     except InputError:
         return []
     content = dataset.content

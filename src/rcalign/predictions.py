@@ -91,6 +91,10 @@ class Predictions:
         else:
             self._files = _image_files(paths)
             is_array = [path.suffix for path in self._files] == [".npz"]
+            tables = [path for path in self._files if path.suffix == ".npz"]
+            if tables and not is_array:
+                more = len(self._files) - 1
+                raise InputError(f"'{tables[0]}' was given with {more} more: give one .npz at a time, or image files.")
             self._data = arrays.unlabelled(self._files[0]) if is_array else None
         if self._data is None and model.augmentation is None:
             raise InputError("the model was trained on arrays, but image files were given: give an .npz with x.")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rcalign.data import Arrays, ImageArray, load, open_images
-from rcalign.data.sources.arrays import unlabelled
+from rcalign.data.sources.arrays import from_arrays, unlabelled
 from rcalign.errors import InputError
 
 
@@ -135,6 +135,32 @@ def test_files_that_are_no_archives(tmp_path, content):
     (tmp_path / "bad.npz").write_bytes(content)
     with pytest.raises(InputError, match=r"bad\.npz"):
         load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize(("name", "said"), [("text", "no archive"), ("one", "one array")])
+def test_what_is_called_npz_and_is_something_else(tmp_path, name, said):
+    if name == "one":
+        with open(tmp_path / "other.npz", "wb") as file:
+            np.save(file, np.zeros(3))
+    else:
+        (tmp_path / "other.npz").write_text("x,y,domain\n1,2,3\n")
+    with pytest.raises(InputError, match=said):
+        load(tmp_path / "other.npz")
+
+
+def test_grey_images_are_not_taken_for_series():
+    rows = np.zeros(4, int)
+    with pytest.raises(InputError, match=r"give images as \(4, 16, 16, 1\)"):
+        from_arrays({"x": np.zeros((4, 16, 16), np.uint8), "y": rows, "domain": rows})
+    grey = from_arrays({"x": np.full((4, 16, 16, 1), 7, np.uint8), "y": rows, "domain": rows})
+    assert grey.content.x.shape == (4, 16, 16, 3) and (grey.content.x == 7).all()
+    assert from_arrays({"x": np.zeros((4, 16, 16)), "y": rows, "domain": rows}).content.x.shape == (4, 16, 16)
+
+
+def test_an_empty_name_is_not_the_folder_here():
+    for text in ("", " "):
+        with pytest.raises(InputError, match="empty"):
+            load(text)
 
 
 def test_a_truncated_archive(tmp_path):

@@ -90,13 +90,6 @@ def test_exif_rotation_is_applied(tmp_path):
     assert np.abs(out[:14] - RED).max() < 8 and np.abs(out[18:] - WHITE).max() < 8
 
 
-def test_large_jpegs_are_read_in_coarser_steps_without_visible_difference(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-    Image.fromarray(noise).resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=95)
-    whole = np.asarray(Image.open(tmp_path / "a.jpg").resize((64, 64), Image.Resampling.BILINEAR)).astype(float)
-    assert np.sqrt(np.mean((cache.decode(tmp_path / "a.jpg", 64) - whole) ** 2)) < 3
-
-
 def test_a_bomb_is_bad_not_fatal(tmp_path, monkeypatch):
     file = picture(tmp_path / "a.png", size=(64, 64))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
@@ -135,6 +128,24 @@ def test_it_is_built_once(make_folder, own_cache):
     assert before == {path: path.stat().st_mtime_ns for path in own_cache.rglob("*.uint8")} and before
     open_images(data, 9)
     assert len(list(own_cache.rglob("*.uint8"))) == 2
+
+
+def test_a_folder_and_a_manifest_of_the_same_files_share_it(make_folder, own_cache, tmp_path, capsys):
+    folder = load(make_folder())
+    rows = [f"{path},other,{path.parents[1].name}" for path in folder.content.paths]
+    (tmp_path / "lists").mkdir()
+    file = tmp_path / "lists" / "all.csv"
+    file.write_text("\n".join(["path,label,domain", *rows]) + "\n")
+    backwards = tmp_path / "lists" / "backwards.csv"
+    backwards.write_text("\n".join(["path,label,domain", *rows[::-1]]) + "\n")
+    assert load(file).fingerprint != folder.fingerprint  # other labels
+    for _ in range(2):
+        first = open_images(folder, 8).take(np.arange(len(folder)))
+        assert (open_images(load(file), 8).take(np.arange(len(folder))) == first).all()
+        assert (open_images(load(backwards), 8).take(np.arange(len(folder))) == first.flip(0)).all()
+    assert "changed" not in capsys.readouterr().err
+    assert len(list(own_cache.rglob("*.uint8"))) == 2  # one for each order
+    assert open_images(folder.select([3, 0]), 8).take([0, 1])[1].equal(first[0])
 
 
 def test_reading_gives_pages_back(make_folder, monkeypatch):

@@ -45,8 +45,8 @@ def test_a_name_with_a_line_break(tmp_path):
         ("path,label,domain\nimages/0.png,,a\n", ("line 2", "no label")),
         ("path,label,domain\nimages/0.png,x\n", ("line 2", "no domain")),
         ("path,label,domain,split\nimages/0.png,x,a,dev\n", ("line 2", "'dev'", "train, val or test")),
-        ("path,label,domain\n../secret.png,x,a\n", ("../secret.png", "outside", "allow_outside")),
-        ("path,label,domain\n/etc/passwd,x,a\n", ("/etc/passwd", "outside")),
+        ("path,label,domain\n../secret.png,x,a\n", ("../secret.png", "outside", "absolute path")),
+        ("path,label,domain\n/etc/passwd,x,a\n", ("/etc/passwd", "not a whole image")),
         ("path,label,domain\nimages/0.png,x,a\n./images/0.png,x,a\n", ("0.png", "twice", "lines 2 and 3")),
         ("path,label,domain\nimages/0.png,Dog,a\nimages/1.png,dog,b\n", ("'Dog'", "'dog'", "spell")),
         ('path,label,domain\n"images/0.png,x,a\n', ("CSV",)),
@@ -66,11 +66,11 @@ def test_other_encodings_are_refused(tmp_path):
         load(file)
 
 
-def test_files_outside_when_allowed(tmp_path):
+def test_absolute_paths(tmp_path):
     picture(tmp_path / "elsewhere" / "1.png")
     (tmp_path / "inside").mkdir()
-    file = write(tmp_path / "inside", "path,label,domain\n../elsewhere/1.png,x,a\n")
-    assert load(file, allow_outside=True).content.paths == (tmp_path / "elsewhere" / "1.png",)
+    file = write(tmp_path / "inside", f"path,label,domain\n{tmp_path}/elsewhere/1.png,x,a\n")
+    assert load(file).content.paths == (tmp_path / "elsewhere" / "1.png",)
 
 
 def test_labels_are_part_of_the_fingerprint(tmp_path):

@@ -98,3 +98,21 @@ def test_a_torch_file_runs_nothing(tmp_path: Path) -> None:
 def test_any_timm_network_reads_small_images(name: str) -> None:
     made = build(name, (3, 64, 64), weights="none")
     assert made.featurizer(torch.zeros(2, 3, 64, 64)).shape == (2, made.features)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_patch16_224"])
+def test_position_embeddings_follow_the_image_size(name: str, tmp_path: Path) -> None:
+    """As timm does it when the size of a network is changed."""
+    full = timm.create_model(name, pretrained=False, num_classes=0)
+    save_weights(tmp_path / "vit.safetensors", full.state_dict())
+    made = build(name, (3, 96, 96), weights=tmp_path / "vit.safetensors").featurizer
+    full.set_input_size(img_size=(96, 96))
+    found = made.network.state_dict()  # type: ignore[union-attr]
+    assert found["pos_embed"].shape[1] == 37
+    assert all(torch.equal(found[key], value) for key, value in full.state_dict().items())
+
+
+def test_another_networks_weights_are_refused_all_the_same() -> None:
+    other = timm.create_model("vit_small_patch16_224", pretrained=False, num_classes=0)
+    with pytest.raises(InputError, match="this very backbone"):
+        adopt(timm.create_model("vit_tiny_patch16_224", num_classes=0), other.state_dict(), "elsewhere")

@@ -36,15 +36,48 @@ def data_info(data: Data, imports: Imports = None, as_json: AsJson = False) -> N
     if as_json:
         print(json.dumps(info, indent=2))
         return
-    table = Table("class", *info["domains"], "all", title=f"{info['name']}: {info['rows']:,} samples")
+    table = _counts(info)
+    console = Console()
+    # where not even every number has room, a line for each domain has
+    show(
+        table
+        if console.measure(table, options=console.options.update(max_width=10_000)).minimum <= console.width
+        else _counts_by_domain(info)
+    )
+    for note in info["notes"]:
+        show(f"- {note}")
+
+
+def _counts(info: dict[str, Any]) -> Table:
+    """A row for each class, a column for each domain."""
+    table = Table(title=f"{info['name']}: {info['rows']:,} samples")
+    table.add_column("class")
+    for name in [*info["domains"], "all"]:
+        table.add_column(name, justify="right", no_wrap=True)
     for name in info["classes"]:
         numbers = [counts[name] for counts in info["counts"].values()]
         table.add_row(name, *(f"{n:,}" for n in [*numbers, sum(numbers)]))
     table.add_section()
     table.add_row("all", *(f"{n:,}" for n in info["rows_of_domain"].values()), f"{info['rows']:,}")
-    show(table)
-    for note in info["notes"]:
-        show(f"- {note}")
+    return table
+
+
+def _counts_by_domain(info: dict[str, Any]) -> Table:
+    """A row for each domain, the counts of its classes as text."""
+    table = Table(title=f"{info['name']}: {info['rows']:,} samples")
+    table.add_column("domain", overflow="fold")
+    table.add_column("all", justify="right", no_wrap=True)
+    table.add_column("classes")
+    totals = {name: sum(counts[name] for counts in info["counts"].values()) for name in info["classes"]}
+    for domain, counts in info["counts"].items():
+        table.add_row(domain, f"{info['rows_of_domain'][domain]:,}", _as_text(counts))
+    table.add_section()
+    table.add_row("all", f"{info['rows']:,}", _as_text(totals))
+    return table
+
+
+def _as_text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name}: {n:,}" for name, n in counts.items() if n) or "none"
 
 
 @app.command("list")

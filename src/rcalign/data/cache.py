@@ -1,8 +1,8 @@
 """Decode once: every image of a data set as uint8 at one size, in memory-mapped shards on disk.
 
-The cache lies under ``$RCALIGN_CACHE`` or ``~/.cache/rcalign``, one folder for each (fingerprint, size). It is built in
-a folder ``….partial`` that is renamed when whole; finished shards survive a kill. A lock file keeps a second process
-waiting until the first is done. Changed files have another fingerprint, hence another cache; the old one is removed.
+The cache lies under ``$RCALIGN_CACHE`` or ``~/.cache/rcalign``, one folder for each (state of the files, size). It is
+built in a folder ``….partial`` that is renamed when whole; finished shards survive a kill. A lock file keeps a second
+process waiting until the first is done. Changed files have another state, hence another cache; the old one is removed.
 What is kept of a picture is defined in ``picture``.
 """
 
@@ -145,7 +145,8 @@ def open_images(dataset: Dataset, size: int, *, progress: bool = False) -> Image
         raise InputError(f"data set '{dataset.name}' has no images: its rows are numbers.")
     rows = len(content)
     per_shard = max(1, SHARD_BYTES // (size * size * 3))
-    key = hashlib.sha256(f"{dataset.fingerprint} {size} {per_shard} {RECIPE}".encode()).hexdigest()[:32]
+    state = content.state or dataset.fingerprint
+    key = hashlib.sha256(f"{state} {size} {per_shard} {RECIPE}".encode()).hexdigest()[:32]
     folder = cache_root() / "images" / key
     lengths = [min(per_shard, rows - start) for start in range(0, rows, per_shard)]
     if not _whole(folder, lengths, size):

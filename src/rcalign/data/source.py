@@ -23,17 +23,19 @@ SPLITS = ("train", "val", "test")
 class Images:
     """Image files. native_size: the side of all of them where they are square and equal (72 for emoji), else None.
 
-    Alpha is composited on white when a file is decoded (``cache.decode``).
+    state: a hash of what the files are, without labels, so that data sets of the same files share one cache.
     """
 
     paths: tuple[Path, ...]
     native_size: int | None = None
+    state: str = ""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def select(self, rows: np.ndarray) -> Images:
-        return Images(tuple(self.paths[row] for row in rows), self.native_size)
+        state = self.state and fingerprint([self.state.encode(), np.asarray(rows, dtype=np.int64).tobytes()])
+        return Images(tuple(self.paths[row] for row in rows), self.native_size, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,19 +126,19 @@ class Dataset:
         )
 
 
-def load(
-    data: str | os.PathLike[str], *, skip_bad: bool = False, allow_outside: bool = False, progress: bool = False
-) -> Dataset:
+def load(data: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool = False) -> Dataset:
     """A folder ``domain/class/image``, a CSV manifest, a table, an ``.npz`` file, or a registered name (``emoji``).
 
     A name may carry parameters: ``emoji-mlt:imbalance=20,order=3``. A name goes before a path; ``./emoji`` is the path.
     skip_bad: leave out files that are not whole images and list them in ``notes`` (each file is decoded once to find
     out). Without it, a file that is no image at all is an error here, and one that is cut short is an error at the
-    latest when the cache is built. allow_outside: a manifest may list files outside its folder.
+    latest when the cache is built.
     """
     from rcalign.data import sources  # the sources build on this module
 
     text = os.fspath(data)
+    if not text.strip():
+        raise InputError("the name of the data is empty: give a folder, a file or the name of a data set.")
     if isinstance(data, str) and sources.is_name(text):
         return sources.load(text, skip_bad=skip_bad, progress=progress)
     file, roles = sources.table.divided(text)
@@ -152,7 +154,7 @@ def load(
     if roles is not None or sources.table.is_table(path):
         return sources.table.load(path, roles, progress=progress)
     if path.suffix.lower() == ".csv":
-        return sources.manifest.load(path, skip_bad=skip_bad, allow_outside=allow_outside, progress=progress)
+        return sources.manifest.load(path, skip_bad=skip_bad, progress=progress)
     if path.suffix.lower() == ".npz":
         return sources.arrays.load(path)
     raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,7 +65,8 @@ def load_pretrained(network: nn.Module, backbone: str, weights: str | Path | Non
 def adopt(network: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
     """Loads weights into a network by name or, where all names differ, by order; the shapes must agree either way.
 
-    Tensors left over (the published classifier) are ignored; a missing or misshapen one is an error.
+    Tensors left over (the published classifier) are ignored; a missing or misshapen one is an error. Position
+    embeddings for another image size are resampled, as timm does.
 
     >>> net = nn.Linear(2, 1)
     >>> adopt(net, {"w": torch.ones(1, 2), "b": torch.zeros(1), "classifier": torch.zeros(3)}, "a test")
@@ -79,6 +81,8 @@ def adopt(network: nn.Module, weights: Mapping[str, Tensor], origin: str) -> Non
             missing = next(name for name in target if name not in plain)
             raise InputError(f"the weights from {origin} lack '{missing}': give weights of this very backbone.")
         plain = dict(zip(target, plain.values(), strict=False))
+    if any(plain[name].shape != value.shape for name, value in target.items()):
+        plain = _for_this_size(network, plain)
     for name, value in target.items():
         if plain[name].shape != value.shape:
             raise InputError(
@@ -86,6 +90,18 @@ def adopt(network: nn.Module, weights: Mapping[str, Tensor], origin: str) -> Non
                 f"{tuple(value.shape)}: give weights of this very backbone."
             )
     network.load_state_dict({name: plain[name] for name in target})
+
+
+def _for_this_size(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with position embeddings resampled to the network's image size, by timm's own rule for its kind."""
+    convert = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
+    if convert is None:
+        return weights
+    try:
+        converted = convert(dict(weights), network)
+    except Exception:  # these functions expect weights of their own kind and raise anything on others
+        return weights
+    return {**weights, **converted} if isinstance(converted, Mapping) else weights
 
 
 def fingerprint(network: nn.Module) -> str:

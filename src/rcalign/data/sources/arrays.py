@@ -93,6 +93,12 @@ def from_arrays(arrays: dict[str, np.ndarray], *, name: str = "arrays", where: s
 
 def _read(file: Path) -> dict[str, np.ndarray]:
     try:
+        with open(file, "rb") as opened:
+            start = opened.read(6)
+        if not start.startswith(b"PK"):  # numpy would take anything else for a pickle
+            one = start == b"\x93NUMPY"
+            found = "one array, as numpy.save writes it" if one else "no archive of arrays, whatever its name says"
+            raise InputError(f"'{file}' is {found}: write x, y and domain with numpy.savez.")
         with np.load(file, allow_pickle=False) as archive:
             found = {key: archive[key] for key in (*REQUIRED, *OPTIONAL) if key in archive.files}
         for key, value in found.items():
@@ -122,6 +128,12 @@ def _content(x: np.ndarray, where: str) -> Arrays | ImageArray:
                 "(n, height, width, 3)."
             )
         return ImageArray(np.ascontiguousarray(np.broadcast_to(x, (*x.shape[:3], 3))))
+    if x.ndim == 3 and x.dtype == np.uint8:
+        n, height, width = x.shape
+        raise InputError(
+            f"x in {where} is uint8 of shape {x.shape}, which may be grey images or series: give images as "
+            f"({n}, {height}, {width}, 1), series (n, c, t) as floats."
+        )
     if x.ndim not in (2, 3) or 0 in x.shape:
         raise InputError(
             f"x in {where} has shape {x.shape}, but rows (n, f), series (n, c, t) or images (n, height, width, 3) are "

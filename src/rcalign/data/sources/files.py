@@ -59,7 +59,7 @@ def dataset_of_files(
         notes += [f"skipped '{path}': {why}" for path, why in shown.items()]
     return from_names(
         name,
-        Images(tuple(paths)),
+        Images(tuple(paths), state=_state(paths, stats)),
         labels,
         domains,
         fingerprint=state,
@@ -69,6 +69,12 @@ def dataset_of_files(
         class_order=class_order,
         domain_order=domain_order,
     )
+
+
+def _state(paths: Sequence[Path], stats: Sequence[os.stat_result]) -> str:
+    """Of the files alone, by their paths below the folder that has them all: the same wherever that folder lies."""
+    above = os.path.commonpath([path.parent for path in paths]) if paths else os.sep
+    return files_fingerprint(Path(above), paths, stats, [])
 
 
 def _stat(path: Path) -> os.stat_result:

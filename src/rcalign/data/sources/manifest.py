@@ -1,4 +1,4 @@
-"""A CSV manifest: ``path,label,domain[,split][,group]``, paths relative to the manifest's folder."""
+"""A CSV manifest: ``path,label,domain[,split][,group]``, paths absolute or below the manifest's folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from rcalign.errors import InputError
 REQUIRED = ("path", "label", "domain")
 
 
-def load(
-    file: str | os.PathLike[str], *, skip_bad: bool = False, allow_outside: bool = False, progress: bool = False
-) -> Dataset:
+def load(file: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool = False) -> Dataset:
     """The listed files in the listed order. Further columns are left out."""
     file = Path(os.path.abspath(file))
     root = file.parent
@@ -42,7 +40,7 @@ def load(
                         raise InputError(f"{where} has no {name}: every row needs one.")
                 if "split" in used and row["split"].strip() not in SPLITS:
                     raise InputError(f"{where} has split '{row['split']}', but train, val or test is expected.")
-                paths.append(_inside(root, row["path"], where, allow_outside))
+                paths.append(_located(root, row["path"], where))
                 lines.append(reader.line_num)
                 for name in used:
                     columns[name].append(row[name].strip())
@@ -69,12 +67,12 @@ def load(
     )
 
 
-def _inside(root: Path, text: str, where: str, allow_outside: bool) -> Path:
+def _located(root: Path, text: str, where: str) -> Path:
+    """The listed file. Only an absolute path may lead out of the folder: it says so."""
     path = os.path.normpath(os.path.join(root, text))
-    if not allow_outside and not path.startswith(os.path.join(root, "")):
+    if not os.path.isabs(text) and not path.startswith(os.path.join(root, "")):
         raise InputError(
-            f"{where} lists '{text}', which lies outside the manifest's folder: move it inside, or allow it with "
-            "allow_outside=True."
+            f"{where} lists '{text}', which lies outside the manifest's folder: write its absolute path, {path}."
         )
     return Path(path)
 
