@@ -37,9 +37,9 @@ def import_modules(names: Iterable[str]) -> None:
     rcalign.errors.InputError: there is no module 'no_such_module' to import: ...
     """
     for name in names:
-        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
-            hint = f", such as '{re.sub(r'.*/', '', name).removesuffix('.py')}'" if name.endswith(".py") else ""
-            raise InputError(f"'{name}' is not the name of a module: give its dotted name{hint}.")
+        if name.endswith(".py") or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
+            likely = os.path.basename(name).removesuffix(".py")
+            raise InputError(f"'{name}' is not the name of a module: give its dotted name, such as '{likely}'.")
         if name in sys.modules:
             continue
         here = os.getcwd()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -41,8 +42,11 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(page, line, match[1], title[1] if title else None, match[3])
 
 
-def run_page(page: Path) -> dict[str, Any]:
-    """Runs all blocks in the current folder; returns the namespace of the Python blocks."""
+def run_page(page: Path, *, shell: bool = False) -> dict[str, Any]:
+    """Runs all blocks in the current folder; returns the namespace of the Python blocks.
+
+    shell: every command in a process of its own, as a reader would.
+    """
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.title is not None:
@@ -51,17 +55,17 @@ def run_page(page: Path) -> dict[str, Any]:
             source = "\n" * (block.line - 1) + block.text  # so that a traceback names the line of the page
             exec(compile(source, str(page), "exec"), namespace)
         elif block.language == "console":
-            run_console(block)
+            run_console(block, shell=shell)
     return namespace
 
 
-def run_console(block: Block) -> None:
+def run_console(block: Block, *, shell: bool = False) -> None:
     for piece in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, expected = piece.partition("\n")
         while command.endswith("\\"):
             more, _, expected = expected.partition("\n")
             command = command[:-1] + more
-        code, found, errors = run_command(command)
+        code, found, errors = run_command(command, shell=shell)
         where = f"{block.page.name}, line {block.line}: {command}"
         assert code == 0, f"{where}\nended with {code}:\n{found}{errors}"
         if expected.strip():
@@ -69,11 +73,12 @@ def run_console(block: Block) -> None:
             assert doctest.OutputChecker().check_output(expected, found, flags), f"{where}\nprinted\n{found}"
 
 
-def run_command(command: str) -> tuple[int, str, str]:
+def run_command(command: str, *, shell: bool = False) -> tuple[int, str, str]:
     """Exit code, output, errors: our own command in this process (torch takes seconds), anything else in a shell."""
     words = shlex.split(command)
-    if words[0] != "rcalign":
-        ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    if shell or words[0] != "rcalign":
+        with_ours = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        ended = subprocess.run(command, shell=True, capture_output=True, text=True, env=with_ours)
         return ended.returncode, ended.stdout, ended.stderr
     before, sys.argv = sys.argv, words
     out, err = io.StringIO(), io.StringIO()

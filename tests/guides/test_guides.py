@@ -41,16 +41,25 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         entries.update(before)
 
 
-@pytest.mark.parametrize("page", [page for page in GUIDES if page.stem != "algorithm"], ids=lambda page: page.stem)
+IN_A_SHELL = ("algorithm", "dataset")  # where it matters that another process finds what the page defines
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if page.stem not in IN_A_SHELL], ids=lambda page: page.stem)
 def test_a_guide_runs(page: Path) -> None:
     if page.stem == "images":
         pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
     run_page(page)
 
 
-def test_the_algorithm_of_the_guide_passes_the_contract(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_data_set_of_ones_own_works_in_a_shell() -> None:
+    run_page(ROOT / "docs" / "guides" / "dataset.md", shell=True)
+
+
+@pytest.mark.slow
+def test_the_algorithm_of_the_guide_works_in_a_shell_and_passes_the_contract(tmp_path: Path) -> None:
     before = set(registry.names(parts=True))
-    run_page(ROOT / "docs" / "guides" / "algorithm.md")
+    run_page(ROOT / "docs" / "guides" / "algorithm.md", shell=True)
     (name,) = set(registry.names(parts=True)) - before
     ran = 0
     for function, arguments in contract(name):

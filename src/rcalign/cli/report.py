@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rcalign.cli.shared import Imports
+
 
 def report(
     folder: Annotated[
@@ -40,14 +42,17 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The file (or folder) to write.", show_default="print; html: FOLDER/report.html")
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Choose runs and show their accuracy: tables with errors, comparisons, or a page to look at.
 
     Examples: rcalign report sweeps/emoji; rcalign report sweeps/emoji --out emoji.html
     """
+    from rcalign.extensions import import_modules
     from rcalign.reports.render import format_of, render
     from rcalign.reports.report import make_report
 
+    import_modules(imports or ())
     if format_ == "html" and out is None:
         out = folder / "report.html"
     console = Console()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rcalign.errors import InputError
 from rcalign.evaluation import metrics
 from rcalign.evaluation.metrics import Floats, Integers
+from rcalign.extensions import import_entry_points
 
 Needs = Literal["logits", "probabilities"]
 MetricValues = Mapping[str, Mapping[str, Mapping[str, float]]]  # name -> domain -> "val" or "test" -> value
@@ -193,3 +194,5 @@ register_metric(
     title="calibration error (uncalibrated)",
     help="expected calibration error (15 bins) of softmax of the network's outputs",
 )
+
+import_entry_points("rcalign.metrics")

@@ -20,6 +20,7 @@ from rcalign.data.columns import Encoding, Table
 from rcalign.data.source import Arrays, Dataset
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
+from rcalign.extensions import import_modules
 from rcalign.models.backbones import build
 from rcalign.presets import get as get_preset
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
@@ -128,6 +129,7 @@ class TrainedModel:
 def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     """The model of a run folder, with the weights that validation chose."""
     config = read_config(run)
+    import_modules(config.imports)
     folder = RunFolder(run)
     if not folder.best_file.exists():
         raise InputError(f"the run '{run}' has no checkpoint yet: finish it with 'rcalign train ... --resume'.")

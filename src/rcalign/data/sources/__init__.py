@@ -1,4 +1,4 @@
-"""Where data sets come from. A named source is one function in one file, registered here by its decorator::
+"""Where data sets come from. A named source is one function in one file of this folder, registered by its decorator::
 
     @register("emoji-mlt", summary="...")
     def emoji_mlt(*, imbalance: float = 50.0, order: int = 0, progress: bool = False) -> Dataset: ...
@@ -9,8 +9,12 @@ Its keyword arguments with a default are the parameters of ``emoji-mlt:imbalance
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from rcalign.data.sources import arrays, benchmarks, emoji, folder, manifest, table
 from rcalign.data.sources.named import entries, is_name, load, looks_like_name, names, register
+from rcalign.extensions import import_entry_points
 
 __all__ = [
     "arrays",
@@ -26,3 +30,7 @@ __all__ = [
     "register",
     "table",
 ]
+
+for _module in sorted(found.name for found in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_module}")
+import_entry_points("rcalign.data")
