@@ -85,8 +85,9 @@ def test_imports_flow_one_way(path: Path) -> None:
 def test_no_algorithm_is_known_by_name() -> None:
     names = set(registry.names(parts=True)) - {"BoDA"}  # also the name of a repository whose files we read
     free = {"training.options", "demo", "algorithms", "compat", "estimator"}
+    tables = {"portfolio.py"}  # what ``fit`` compares, as data
     for path in FILES:
-        if layer(path) in free:
+        if layer(path) in free or path.name in tables:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rcalign.data import source
 from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
 from rcalign.data.source import Arrays, Dataset, ImageArray, Images
-from rcalign.data.sources import arrays
+from rcalign.data.sources import arrays, table
 from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
 from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
@@ -183,6 +184,7 @@ def predict(
     out: str | Path | None = None,
     threshold: float | None = None,
     adapt_priors: bool = False,
+    coverage: float | None = None,
     device: str = "auto",
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -193,13 +195,15 @@ def predict(
     of what was done. With ``out`` the rows go to that CSV file as they are made, and ``rows`` is empty, so that any
     number of files needs the same memory. threshold: below this probability the class is "unknown". adapt_priors:
     estimate the class shares among these files (``priors``) and correct for them where the estimate can be trusted
-    (``adapted``); it is checked against validation rows of the run's own data.
+    (``adapted``); it is checked against validation rows of the run's own data. coverage: for a
+    model of ``fit``, also the set of classes that has the true one with this probability on a new domain (``set``).
     """
     if out is not None:
         check_output(out)
     model = load_trained(run, torch.device(resolve_device(device)))
     sources = _source_outputs(run, model) if adapt_priors else None
-    predictions = Predictions(model, paths, threshold=threshold, adapt_priors=adapt_priors, sources=sources)
+    sets = None if coverage is None else _prediction_sets(run, coverage)
+    predictions = Predictions(model, paths, threshold=threshold, adapt_priors=adapt_priors, sources=sources, sets=sets)
     with Progress(console=Console(stderr=True), disable=not progress) as bar:
         task = bar.add_task("Predicting", total=predictions.total)
 
@@ -228,6 +232,116 @@ def _source_outputs(run: str | Path, model: TrainedModel) -> SourceOutputs | Non
     except InputError:
         return None
     return SourceOutputs(features, logits, labels, domains)
+
+
+def _prediction_sets(run: str | Path, coverage: float) -> Callable[[np.ndarray], np.ndarray]:
+    """(n, C) probabilities -> (n, C) bool, which classes are in each row's set."""
+    from rcalign.fit.conformal import PredictionSets
+    from rcalign.fit.pipeline import SETS_FILE
+
+    file = Path(run) / SETS_FILE
+    if not file.is_file():
+        raise InputError(
+            f"'{run}' has no left-out predictions to make sets from, so `coverage` cannot be kept: make the model with "
+            "'rcalign fit' and a budget."
+        )
+    sets = PredictionSets.from_json(json.loads(file.read_text()))
+    sets.threshold(coverage)  # an impossible level is an error before anything is read
+    return lambda probabilities: sets.sets(probabilities, coverage)
+
+
+def fit(
+    data: str | Path | Dataset,
+    *,
+    label: str | None = None,
+    domain: str | None = None,
+    id: str | None = None,
+    ignore: Sequence[str] = (),
+    category: Sequence[str] = (),
+    text: Sequence[str] = (),
+    encoder: str | None = None,
+    budget: str | float = "10m",
+    rule: str = "mean",
+    more: Sequence[str] = (),
+    steps: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
+    begun: float | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """From a folder or a table to a model with what to expect of it, in ``out``; ``fit.json`` has what is returned.
+
+    data: as for ``train``. label, domain, id, ignore, category, text, encoder: of a table, what its columns are for
+    (see ``data.sources.table.Roles``). budget: time for everything, such as "30m", "90s" or seconds; 0 trains the
+    recommended method only. rule: choose by the "mean" or the "worst" left-out domain. more: further algorithms to
+    compare, such as "MLDG" or "MLDG+swad". steps: of a full training. workers: processes; one for each core by default.
+    begun: the time.monotonic() from which the budget counts, by default now. settings: further options of ``train``,
+    such as ``backbone``.
+
+    The same call goes on where it was stopped.
+    """
+    from rcalign.fit import pipeline
+    from rcalign.fit.search import Clock, seconds_of
+    from rcalign.fit.ticker import Ticker
+
+    seconds = seconds_of(str(budget))
+    clock = Clock(seconds, begun)
+    roles = {
+        "label": label,
+        "domain": domain,
+        "id": id,
+        "ignore": tuple(ignore),
+        "category": tuple(category),
+        "text": tuple(text),
+        "encoder": encoder,
+    }
+    found = {name: value for name, value in roles.items() if value}
+    if isinstance(data, Dataset):
+        dataset, place = data, data.name
+    else:
+        place = _table_address(data, found)
+        dataset = source.load(place, skip_bad=bool(settings.get("skip_bad")), progress=progress)
+        place = job.located(place)
+    folder = Path(out) if out is not None else Path("fits") / job.file_name(Path(dataset.name).stem)
+    with Ticker(progress) as ticker:
+        fitted = pipeline.fit(
+            dataset,
+            place,
+            folder,
+            budget=seconds,
+            rule=rule,
+            more=more,
+            steps=steps,
+            seed=seed,
+            settings={name: value for name, value in settings.items() if value},
+            workers=1 if isinstance(data, Dataset) else workers,
+            clock=clock,
+            say=ticker.say,
+            show=ticker.show,
+        )
+    return pipeline.summary(fitted)
+
+
+def _table_address(data: str | Path, roles: Mapping[str, Any]) -> str:
+    """The address of a table whose columns have roles; other data are named as they are."""
+    path = Path(data)
+    if path.suffix.lower() in table.SUFFIXES and path.is_file():
+        missing = [name for name in ("label", "domain") if name not in roles]
+        if roles and missing:
+            raise InputError(f"`{missing[0]}` is missing: name the column of '{path}' that has the {missing[0]}.")
+        if roles:
+            return table.address(path, table.Roles(**roles))
+        if not table.is_table(path) and table.header(path).isdisjoint({"path"}):
+            names = ", ".join(sorted(table.header(path)))
+            raise InputError(
+                f"which columns of '{path}' hold the class and the domain? Name them with `label` and `domain` (its "
+                f"columns: {names})."
+            )
+    elif roles:
+        raise InputError(f"`{next(iter(roles))}` is for tables (.csv, .parquet), but '{data}' is none: leave it out.")
+    return str(data)
 
 
 def data_info(data: str | Path | Dataset) -> dict[str, Any]:
@@ -471,7 +585,7 @@ def _looked_at(
     dataset = _own_data(run, model) if data is None else _loaded(data)
     if data is None:
         splits = make_splits(dataset, config.protocol, config.test_domains, config.seed)
-        rows_of = {**splits.val, **splits.test} if config.protocol == "lodo" else dict(splits.test)
+        rows_of = dict(splits.test) if config.protocol == "mdlt" else {**splits.val, **splits.test}
         rows_of = {name: rows_of[name] for name in dataset.domains if name in rows_of}
     else:
         rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class Predictions:
     folder), or one file of rows. A row: ``path``, ``predicted``, ``confidence`` (the probability of the likeliest
     class), ``problem`` and the probability of each class, all calibrated. A file that is no image gets a row with its
     ``problem`` and nothing else. threshold: a row less confident than that is predicted "unknown". ``total`` is the
-    number of files, ``seen`` how many were read, and ``skipped`` fills with (path, problem).
+    number of files, ``seen`` how many were read, and ``skipped`` fills with (path, problem). sets: gives for
+    probabilities (n, C) which classes are in each row's set, (n, C) bool; they stand in a column ``set``.
 
     adapt_priors: all rows are read first, the class shares among them are estimated by EM (``priors``, by class name),
     and the probabilities are corrected from the shares of the training data to those. That is right where only the
@@ -66,10 +67,12 @@ class Predictions:
         threshold: float | None = None,
         adapt_priors: bool = False,
         sources: SourceOutputs | None = None,
+        sets: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         if threshold is not None and not 0 < threshold <= 1:
             raise InputError(f"the threshold is {threshold:g}, but a probability above 0 and up to 1 is expected.")
         self.threshold = threshold
+        self._sets = sets
         self.adapt_priors = adapt_priors
         self.adapted = False
         self._sources = sources
@@ -79,7 +82,8 @@ class Predictions:
         self._model = model
         self._classes = model.config.spec.classes
         # a class may be called like one of our own columns
-        self.columns = [*ABOUT, *(f"{name} (class)" if name in ABOUT else name for name in self._classes)]
+        about = ABOUT if sets is None else (*ABOUT, "set")
+        self.columns = [*about, *(f"{name} (class)" if name in about else name for name in self._classes)]
         self._unknown = UNKNOWN if UNKNOWN not in self._classes else f"({UNKNOWN})"
         self.notes = model.notes  # of the model, and what is odd about a table
         self._names: list[str] | None = None  # of the rows of a table
@@ -161,7 +165,10 @@ class Predictions:
         best = int(probabilities.argmax())
         confidence = float(probabilities[best])
         unsure = self.threshold is not None and confidence < self.threshold
-        values = [path, self._unknown if unsure else self._classes[best], round(confidence, 6), None]
+        values: list[Any] = [path, self._unknown if unsure else self._classes[best], round(confidence, 6), None]
+        if self._sets is not None:
+            inside = self._sets(probabilities[None])[0]
+            values.append(" | ".join(label for label, has in zip(self._classes, inside, strict=True) if has))
         return dict(zip(self.columns, [*values, *(round(float(p), 6) for p in probabilities)], strict=True))
 
     def _inputs(self) -> Iterator[tuple[list[tuple[str, str | None]], torch.Tensor | None]]:

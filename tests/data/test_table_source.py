@@ -51,7 +51,9 @@ def test_kinds_and_roles(tmp_path: Path) -> None:
     assert isinstance(data.content, Table)
     kinds = {column.name: column.kind for column in data.content.columns}
     assert kinds == {"age": "number", "pressure": "number", "smoker": "category", "visit": "date"}
-    assert data.group is not None and len(np.unique(data.group)) == len(data)
+    assert data.group is None, "every patient has one row"
+    twice = source.load(write(tmp_path / "twice.csv", [*patients(), *patients(3)]))
+    assert twice.group is not None and len(np.unique(twice.group)) == len(data)
 
 
 def test_csv_parquet_pandas_and_polars_are_the_same_rows(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_too_few_domains_say_which_level_is_possible() -> None:
     parts = [domain(rng, 30, 0.5) for _ in range(4)]
     sets = learn_sets({str(k): p for k, (p, _) in enumerate(parts)}, {str(k): y for k, (_, y) in enumerate(parts)})
     assert sets.highest == highest_level(4) == 0.8
-    with pytest.raises(InputError, match=r"with 4 domains: at most 80 % \(give --coverage 0.8\); 90 % takes 9 domains"):
+    with pytest.raises(InputError, match=r"with 4 domains: at most 80 % \(give `coverage=0.8`\); 90 % takes 9 domains"):
         sets.sets(parts[0][0], 0.9)
     assert sets.sets(parts[0][0], 0.8).any(1).all()
     with pytest.raises(InputError, match="between 0 and 1"):

@@ -84,5 +84,5 @@ def test_ties_go_to_the_cheaper_one_and_clear_wins_do_not() -> None:
 def test_wrong_input_is_said() -> None:
     with pytest.raises(InputError, match="'mean' or 'worst'"):
         choose({"a": [0.5]}, rule="best")
-    with pytest.raises(InputError, match="larger --budget"):
+    with pytest.raises(InputError, match="larger `budget`"):
         choose({})

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from rcalign import __version__
-from rcalign.cli import algorithms, data, demo, diagnose, evaluate, export, predict, report, sweep, train
+from rcalign.cli import algorithms, data, demo, diagnose, evaluate, export, fit, predict, report, sweep, train
 from rcalign.cli.shared import flag, stop
 from rcalign.errors import DivergedError, InputError, in_words_of
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     help="Classifiers for domains they have never seen: train, evaluate, predict.",
 )
 for _command in (
+    fit.fit,
     train.train,
     demo.demo,
     evaluate.evaluate,

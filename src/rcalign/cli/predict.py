@@ -17,7 +17,9 @@ def predict(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Image files, folders of images, .csv lists of them (column 'path'), or one .npz with x."),
+        typer.Argument(
+            help="Image files, folders of images, .csv lists of them (column 'path'), one .npz with x, or one table."
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="CSV to write.", show_default="print")] = None,
     threshold: Annotated[
@@ -31,6 +33,14 @@ def predict(
             help="Estimate how often each class occurs in these files, and correct for it if that can be trusted.",
         ),
     ] = False,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            help="For a model of 'fit': also the set of classes that has the true one with this probability on a new "
+            "domain, such as 0.8.",
+            show_default="none",
+        ),
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +52,14 @@ def predict(
     from rcalign import api
 
     result = api.predict(
-        run, paths, out=out, threshold=threshold, adapt_priors=adapt_priors, device=device, progress=not as_json
+        run,
+        paths,
+        out=out,
+        threshold=threshold,
+        adapt_priors=adapt_priors,
+        coverage=coverage,
+        device=device,
+        progress=not as_json,
     )
     say(result["notes"])
     if as_json:
@@ -62,10 +79,11 @@ def _show(result: dict[str, Any], out: Path | None) -> None:
     if out is not None:
         print(f"{result['count']} predictions written to {out}")
         return
-    table = Table("path", "predicted", "probability")
+    sets = any("set" in row for row in result["rows"])
+    table = Table("path", "predicted", "probability", *(["set"] if sets else []))
     for row in result["rows"]:
         if row["problem"] is None:
-            table.add_row(row["path"], row["predicted"], f"{row['confidence']:.3f}")
+            table.add_row(row["path"], row["predicted"], f"{row['confidence']:.3f}", *([row["set"]] if sets else []))
         else:
             table.add_row(row["path"], f"skipped: {row['problem']}", "")
     show(table)

@@ -162,8 +162,8 @@ def infer(name: str, values: Sequence[Any], where: str) -> Column | None:
             more = f" and in {len(wrong) - 1} more rows" if len(wrong) > 1 else ""
             raise InputError(
                 f"column '{name}' of {where} holds {kind}s, but '{value}' in row {row + 1}{more}: correct it, leave it "
-                f"empty if it is not known, or treat the column as a category (--category {name}) or leave it out "
-                f"(--ignore {name})."
+                f"empty if it is not known, or treat the column as a category (`category={name}`) or leave it out "
+                f"(`ignore={name}`)."
             )
     return category_column(name, values)
 

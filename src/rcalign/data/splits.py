@@ -12,7 +12,7 @@ import numpy as np
 from rcalign.data.source import Dataset, listed
 from rcalign.errors import InputError, unknown
 
-PROTOCOLS = ("lodo", "mdlt")
+PROTOCOLS = ("lodo", "mdlt", "all")
 HOLDOUT = 0.2  # DomainBed's share of a domain that is kept for choosing
 GROUP_SHARES = (0.15, 0.30)  # of groups: val, test; the rest trains
 
@@ -55,6 +55,9 @@ def split(
     ``mdlt``: every domain trains, chooses and tests: by the split column, or by groups as above, or by ``mdlt_rule``
     with ``held_out`` (test, val) rows of each (domain, class) pair and at most ``held_out_share`` of a pair.
 
+    ``all``: every row of every domain trains, and nothing is tested: the final model of ``rcalign fit``, which knows
+    from leaving domains out how long to train. The val parts are the training rows again.
+
     A domain whose split column gives train rows but no val rows lends a fifth of them (whole groups) to val.
     """
     if protocol not in PROTOCOLS:
@@ -63,6 +66,9 @@ def split(
         if name not in dataset.domains:
             raise unknown("domain", name, dataset.domains)
     held = set(test_domains)
+    if protocol == "all":
+        every = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
+        return Splits(every, every, {})
     if protocol == "mdlt":
         if held and held != set(dataset.domains):
             raise InputError(

@@ -111,10 +111,13 @@ def _calibration(result: RunResult | None) -> list[str]:
     if not found or not found["rows"]:
         return ["Probabilities are not calibrated."]
     names = {"val": "source domains, validation", "test": "test"}
+    if found.get("from_left_out"):
+        names["test"] = "domains left out"
     rows = [[names[part], _percent(error["before"]), _percent(error["after"])] for part, error in found["ece"].items()]
+    which = "rows of domains left out" if found.get("from_left_out") else "validation rows of the source domains"
     return [
-        f"Logits are divided by the temperature {found['temperature']:.3g}, fitted on {found['rows']} validation rows "
-        "of the source domains. Expected calibration error (15 bins), per cent:",
+        f"Logits are divided by the temperature {found['temperature']:.3g}, fitted on {found['rows']} {which}. "
+        "Expected calibration error (15 bins), per cent:",
         _table(["rows", "before", "after"], rows),
     ]
 

@@ -100,8 +100,8 @@ class PredictionSets:
             need = math.ceil(round(level / (1 - level), 6))
             raise InputError(
                 f"a coverage of {100 * level:g} % on a new domain cannot be promised with {self.domains} domains: at "
-                f"most {100 * math.floor(1000 * self.highest) / 1000:g} % (give --coverage "
-                f"{math.floor(1000 * self.highest) / 1000:g}); {100 * level:g} % takes {need} domains."
+                f"most {100 * math.floor(1000 * self.highest) / 1000:g} % (give "
+                f"`coverage={math.floor(1000 * self.highest) / 1000:g}`); {100 * level:g} % takes {need} domains."
             )
         known = [value for value in sorted(self.thresholds) if value >= level - 1e-9]
         return self.thresholds[known[0]] if known else self.thresholds[max(self.thresholds)]

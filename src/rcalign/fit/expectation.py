@@ -73,7 +73,7 @@ def choose(
     if rule not in RULES:
         raise InputError(f"the rule is '{rule}', but 'mean' or 'worst' is expected.")
     if not scores:
-        raise InputError("no method has been tried on every domain: give a larger --budget.")
+        raise InputError("no method has been tried on every domain: give a larger `budget`.")
     table = {name: np.asarray(values, dtype=np.float64) for name, values in scores.items()}
     value = {name: float(row.mean() if rule == "mean" else row.min()) for name, row in table.items()}
     best = max(value, key=lambda name: value[name])

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -379,6 +379,60 @@ def _outcome(ref: Any) -> Mapping[str, Any]:
 def _no_room(error: OSError) -> str:
     where = f" while writing {error.filename}" if error.filename else ""
     return f"no room is left on the disk{where}: free some"
+
+
+# --- any tasks -------------------------------------------------------------------------------------------------------
+
+
+def run_tasks(
+    function: Callable[..., Any],
+    tasks: Sequence[tuple[Any, ...]],
+    workers: int,
+    on_end: Callable[[int, Any], None],
+    out_of_time: Callable[[], bool],
+) -> bool:
+    """Calls a function with each tuple of arguments, ``workers`` at a time on this machine, in the order given.
+
+    on_end: gets the position and what was returned, as each task ends; None for one whose process died or that was
+    stopped. out_of_time: asked now and then; once it says so, what runs is asked to stop and nothing more begins.
+    Returns whether all tasks were begun.
+    """
+    waiting = deque(enumerate(tasks))
+    flying: dict[Any, int] = {}
+    with _connected(Resources(workers=workers)), asked_to_stop() as stopped:
+        work = ray.remote(_call).options(num_cpus=1, max_retries=0)
+        given = ray.put(function)
+        while waiting or flying:
+            while waiting and len(flying) < workers:
+                position, arguments = waiting.popleft()
+                flying[work.remote(given, arguments)] = position
+            ready, _ = ray.wait(list(flying), num_returns=1, timeout=POLL)
+            for ref in ready:
+                on_end(flying.pop(ref), _returned(ref))
+            if stopped.is_set() or out_of_time():
+                for ref in flying:
+                    ray.cancel(ref)
+                until = time.monotonic() + STOP_WITHIN / 6
+                while flying and time.monotonic() < until:
+                    ready, _ = ray.wait(list(flying), num_returns=1, timeout=POLL)
+                    for ref in ready:
+                        on_end(flying.pop(ref), _returned(ref))
+                if stopped.is_set():
+                    raise KeyboardInterrupt
+                return not waiting
+    return True
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    torch.set_num_threads(1)
+    return function(*arguments)
+
+
+def _returned(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except RayError:
+        return None
 
 
 # --- in a worker process -------------------------------------------------------------------------------------------

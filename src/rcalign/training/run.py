@@ -41,16 +41,21 @@ def complete(
     *,
     resume: bool = False,
     progress: bool = False,
+    average_from: int | None = None,
 ) -> tuple[Algorithm, RunResult]:
     """Trains, resumes or finds finished the run of a folder: the model and its result.
 
     options: the hyperparameters that were asked for, some of which may be the first stage's. The model of a run that
-    was found finished has its first weights, not its last.
+    was found finished has its first weights, not its last. average_from: average the weights from that step on,
+    instead of as the configuration says.
     """
     # build before the folder exists: a wrong option must leave nothing behind
     model = _model(task, config)
     check_division(model.hparams.batch_size, config.accumulate)
     averaging = _averaging(config, model)
+    if average_from is not None:
+        names = [name for name, _ in model.named_parameters()]
+        averaging = make_averaging("swa", start=average_from, parameters=names)
     tracker = None if config.track_bound is None else Tracker(task, folder, config.track_bound)
     _begin(folder, config, resume)
     try:

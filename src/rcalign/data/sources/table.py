@@ -100,12 +100,19 @@ def is_table(path: Path) -> bool:
         return True
     if path.suffix.lower() != ".csv":
         return False
+    names = header(path)
+    return "path" not in names and {"label", "domain"} <= names
+
+
+def header(path: Path) -> set[str]:
+    """The names of a table's columns; none if it cannot be read."""
+    if path.suffix.lower() == ".parquet":
+        return set(_parquet(path))
     try:
         with open(path, newline="", encoding="utf-8-sig", errors="replace") as opened:
-            header = [name.strip() for name in next(csv.reader(opened), [])]
+            return {name.strip() for name in next(csv.reader(opened), [])}
     except (OSError, csv.Error):
-        return False
-    return "path" not in header and {"label", "domain"} <= set(header)
+        return set()
 
 
 def load(file: str | os.PathLike[str], roles: Roles | None = None, *, progress: bool = False) -> Dataset:
@@ -118,17 +125,17 @@ def load(file: str | os.PathLike[str], roles: Roles | None = None, *, progress: 
 
 def from_columns(raw: Raw, roles: Roles, *, name: str, where: str, progress: bool = False) -> Dataset:
     """A data set from columns in memory."""
-    header = list(raw)
+    names = list(raw)
     for role, wanted in (("label", roles.label), ("domain", roles.domain), ("id", roles.id)):
         if wanted is not None and wanted not in raw:
-            nearest = unknown(f"column of {where}", wanted, header)
-            raise InputError(f"{nearest} It should hold the {role} of each row: name it with --{role}.")
+            nearest = unknown(f"column of {where}", wanted, names)
+            raise InputError(f"{nearest} It should hold the {role} of each row: name it with `{role}`.")
     for option in ("ignore", "category", "text"):
         for wanted in getattr(roles, option):
             if wanted not in raw:
-                raise unknown(f"column of {where}, given with --{option},", wanted, header)
+                raise unknown(f"column of {where}, given with `{option}`,", wanted, names)
     if roles.label == roles.domain:
-        raise InputError(f"--label and --domain are both '{roles.label}': they are two columns.")
+        raise InputError(f"`label` and `domain` are both '{roles.label}': they are two columns.")
     labels, domains = (_names(raw[column], column, where) for column in (roles.label, roles.domain))
     if len(set(labels)) > 0.5 * len(labels) and len(set(labels)) > 50:
         raise InputError(
@@ -142,6 +149,8 @@ def from_columns(raw: Raw, roles: Roles, *, name: str, where: str, progress: boo
     parts = [x.tobytes(), "\0".join(labels).encode(), "\0".join(domains).encode(), roles.query().encode()]
     parts += ["\0".join(map(as_category, values)).encode("utf-8", "surrogateescape") for values in read.values()]
     group = None if roles.id is None else np.array([as_category(value) for value in raw[roles.id]])
+    if group is not None and len(np.unique(group)) == len(group):
+        group = None  # every row is one of its own
     return from_names(
         name,
         Table(x, read, columns),

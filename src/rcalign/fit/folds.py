@@ -1,0 +1,182 @@
+"""One fold: a method trained without one domain, and what it says about that domain. Resumable, kept in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from rcalign.data import source
+from rcalign.data.columns import UNSEEN, Table, learn_encoding
+from rcalign.data.source import Dataset
+from rcalign.data.splits import split as make_splits
+from rcalign.errors import DivergedError, InputError
+from rcalign.files import write_whole
+from rcalign.fit.portfolio import Candidate
+from rcalign.records import RunFolder
+from rcalign.training.job import file_name, train
+from rcalign.training.loop import Interrupted
+from rcalign.training.options import TrainOptions
+from rcalign.training.trained import load_trained
+
+LEFT_OUT = "left-out.npz"
+EVALUATIONS = 12  # of a fold: enough for a valley of the validation loss to begin and end
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What a fold is: everything that decides its result, and its folder."""
+
+    candidate: Candidate
+    domain: str
+    steps: int
+    folder: str
+    seed: int = 0
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further options of training
+
+    @property
+    def options(self) -> TrainOptions:
+        """Of its training run."""
+        frozen = {"freeze_backbone": True} if self.candidate.frozen else {}
+        return TrainOptions(
+            algorithm=self.candidate.algorithm,
+            test_domains=(self.domain,),
+            average=self.candidate.average,
+            hparams=self.candidate.hparams,
+            steps=self.steps,
+            evaluate_every=evaluate_every(self.steps),
+            seed=self.seed,
+            **frozen,
+            **self.settings,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a fold. end: "finished", "interrupted" or "failed" (``error`` says why)."""
+
+    end: str
+    accuracy: float = 0.0
+    balanced: float = 0.0
+    seconds: float = 0.0
+    error: str = ""
+
+
+def evaluate_every(steps: int) -> int:
+    return max(1, steps // EVALUATIONS)
+
+
+def folder_of(root: Path, candidate: Candidate, domain: str, position: int, steps: int) -> str:
+    """Where a fold is kept."""
+    kind = "" if not candidate.network else f"-{steps}-steps"
+    frozen = "-frozen" if candidate.frozen else ""
+    return str(root / "folds" / f"{file_name(candidate.name)}{frozen}{kind}" / f"{position}-{file_name(domain)}")
+
+
+@functools.lru_cache(maxsize=1)
+def load_once(data: str, skip_bad: bool) -> Dataset:
+    """Loaded once in a process."""
+    return source.load(data, skip_bad=skip_bad)
+
+
+def run_fold(data: str | Dataset, fold: Fold) -> Outcome:
+    """Trains a fold, goes on with it, or finds it finished. What went wrong is returned, not raised."""
+    begun = time.monotonic()
+    try:
+        known = read_outcome(fold)
+        if known is not None:
+            return known
+        dataset = load_once(data, bool(fold.settings.get("skip_bad"))) if isinstance(data, str) else data
+        logits, rows = _network(data, dataset, fold) if fold.candidate.network else _boosting(dataset, fold)
+    except (Interrupted, KeyboardInterrupt):
+        return Outcome("interrupted")
+    except (InputError, DivergedError) as error:
+        return Outcome("failed", error=str(error))
+    y = dataset.y[rows]
+    right = logits.argmax(1) == y
+    outcome = Outcome(
+        "finished",
+        accuracy=float(right.mean()),
+        balanced=float(np.mean([right[y == c].mean() for c in np.unique(y)])),
+        seconds=time.monotonic() - begun,
+    )
+    buffer = io.BytesIO()
+    np.savez(buffer, logits=logits.astype(np.float32), y=y, rows=rows)
+    Path(fold.folder).mkdir(parents=True, exist_ok=True)
+    write_whole(Path(fold.folder) / LEFT_OUT, buffer.getvalue())
+    write_whole(Path(fold.folder) / "outcome.json", json.dumps(dataclasses.asdict(outcome)).encode())
+    return outcome
+
+
+def read_outcome(fold: Fold) -> Outcome | None:
+    """Of a fold that was finished before."""
+    file = Path(fold.folder) / "outcome.json"
+    if not file.exists() or not (Path(fold.folder) / LEFT_OUT).exists():
+        return None
+    try:
+        return Outcome(**json.loads(file.read_text()))
+    except (ValueError, TypeError):
+        return None
+
+
+def left_out(fold: Fold) -> tuple[np.ndarray, np.ndarray]:
+    """Logits (n, C) and labels (n,) of the domain that a finished fold left out."""
+    with np.load(Path(fold.folder) / LEFT_OUT, allow_pickle=False) as found:
+        return found["logits"].astype(np.float64), found["y"]
+
+
+def rows_left_out(dataset: Dataset, domain: str, seed: int) -> np.ndarray:
+    """All rows of a domain; with groups (patients) only those of which no row was trained on in another domain."""
+    if dataset.group is None:
+        return np.flatnonzero(dataset.domain == dataset.domains.index(domain))
+    alone = np.flatnonzero(dataset.domain == dataset.domains.index(domain))
+    elsewhere = dataset.group[dataset.domain != dataset.domains.index(domain)]
+    free = alone[~np.isin(dataset.group[alone], elsewhere)]
+    return free if len(free) == len(alone) else make_splits(dataset, "lodo", [domain], seed).test[domain]
+
+
+def _network(data: str | Dataset, dataset: Dataset, fold: Fold) -> tuple[np.ndarray, np.ndarray]:
+    folder = RunFolder(fold.folder)
+    if folder.path.exists() and not folder.config_file.exists():  # a kill before anything was trained
+        for item in folder.path.iterdir():
+            item.unlink()
+    resume = folder.config_file.exists()
+    train(dataset, fold.options, out=folder.path, resume=resume)
+    model = load_trained(folder.path, torch.device("cpu"))
+    rows = rows_left_out(dataset, fold.domain, fold.seed)
+    logits = np.concatenate([model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)])
+    for spent in (folder.state_file, folder.last_file):
+        spent.unlink(missing_ok=True)
+    return logits, rows
+
+
+def _boosting(dataset: Dataset, fold: Fold) -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's gradient boosting with its own settings, on the same rows: logits, and which rows."""
+    splits = make_splits(dataset, "lodo", [fold.domain], fold.seed)
+    seen = np.concatenate([*splits.train.values(), *(splits.val[name] for name in splits.train if name in splits.val)])
+    model, x = boosted(dataset, seen, fold.seed)
+    rows = rows_left_out(dataset, fold.domain, fold.seed)
+    probabilities = np.full((len(rows), len(dataset.classes)), 1e-6)
+    probabilities[:, model.classes_] = model.predict_proba(x[rows]).clip(1e-6)
+    return np.log(probabilities), rows
+
+
+def boosted(dataset: Dataset, rows: np.ndarray, seed: int) -> tuple[HistGradientBoostingClassifier, np.ndarray]:
+    """Gradient boosting fitted on some rows of a table, and all rows as it reads them."""
+    assert isinstance(dataset.content, Table)
+    encoding = learn_encoding(dataset.content, rows)
+    x = encoding.read(dataset.content.raw)
+    names = np.concatenate([[column.kind == "category"] * column.width for column in encoding.columns]).astype(bool)
+    x[:, names] = np.where(x[:, names] == UNSEEN, np.nan, x[:, names])
+    model = HistGradientBoostingClassifier(categorical_features=names, random_state=seed)
+    return model.fit(x[rows], dataset.y[rows]), x

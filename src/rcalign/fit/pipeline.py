@@ -1,0 +1,434 @@
+"""``rcalign fit``: looks, compares, chooses, says what to expect, trains the final model, leaves a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rcalign import presets
+from rcalign.data.columns import Table
+from rcalign.data.source import Arrays, Dataset
+from rcalign.data.splits import split as make_splits
+from rcalign.errors import InputError
+from rcalign.evaluation.metrics import softmax
+from rcalign.exports.card import model_card
+from rcalign.files import write_whole
+from rcalign.fit.conformal import PredictionSets, abstention, learn_sets
+from rcalign.fit.expectation import RULES, Choice, Expectation, choose, expect
+from rcalign.fit.final import Length, calibrate, length, temperature_of, train_default, train_final
+from rcalign.fit.folds import Fold, left_out
+from rcalign.fit.look import Look, look
+from rcalign.fit.page import render_page
+from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
+from rcalign.fit.search import Clock, Round, Search, candidate_json, workers_for
+from rcalign.records import RunFolder, read_config, write_json
+from rcalign.sweeps.progress import duration
+from rcalign.training.job import prepare
+from rcalign.training.options import TrainOptions
+
+SETS_FILE = "prediction-sets.json"
+FINE_TUNE_STEPS = 100  # fewer are not worth trying
+Say = Callable[[str], None]
+Show = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Everything that ``fit`` found, as it is written to ``fit.json`` and shown on the page."""
+
+    data: str
+    folder: Path
+    model: Path
+    look: Look
+    candidate: Candidate
+    reason: str
+    choice: Choice | None
+    expectation: Expectation | None
+    table: Sequence[Mapping[str, Any]]
+    boosting: str | None
+    temperature: float
+    calibration: Mapping[str, float] | None
+    sets: PredictionSets | None
+    set_sizes: Mapping[float, float]
+    abstention: Sequence[Mapping[str, float]]
+    commands: Sequence[tuple[str, str]]
+    notes: Sequence[str]
+    length: str
+    budget: float
+    seconds: float
+    rounds: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+
+def fit(
+    dataset: Dataset,
+    data: str,
+    out: Path,
+    *,
+    budget: float,
+    rule: str = "mean",
+    more: Sequence[str] = (),
+    steps: int | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    clock: Clock | None = None,
+    say: Say = lambda line: None,
+    show: Show = lambda done, planned, text: None,
+    progress: bool = False,
+) -> Fitted:
+    """From a data set to a model in ``out / "model"`` and a page ``out / "report.html"``.
+
+    data: how to find the data again. budget: seconds for everything; 0 trains the recommended method only. rule: choose
+    by the "mean" or the "worst" domain. more: further algorithms to try. steps: of a full training, by default the
+    preset's. settings: further options of training. workers: processes, by default one for each core.
+    """
+    clock = clock or Clock(budget)
+    if rule not in RULES:
+        raise InputError(f"the rule is '{rule}', but 'mean' or 'worst' is expected.")
+    if len(dataset.classes) < 2:
+        raise InputError(f"'{dataset.name}' has one class only, '{dataset.classes[0]}': at least two are needed.")
+    settings = dict(settings or {})
+    images = not isinstance(dataset.content, Arrays)
+    candidates = portfolio(more, domains=len(dataset.domains), images=images, table=isinstance(dataset.content, Table))
+    out.mkdir(parents=True, exist_ok=True)
+    _claim(out, dataset, seed, settings)
+    features = _frozen_features(dataset, seed, settings, progress) if images else None
+    seen = look(dataset, features, seed=seed)
+    say(f"{seen.rows:,} rows, {len(seen.domains)} domains, {len(seen.classes)} classes.")
+    for sentence in (*seen.sentences, *dataset.notes):
+        say(f"- {sentence}")
+    if budget == 0 or len(dataset.domains) < 2:
+        return _default_only(dataset, data, out, seen, images, steps, seed, settings, clock, say, progress)
+    full = steps or presets.choose(None, arrays=True, freeze_backbone=False).steps
+    search = Search(
+        dataset,
+        data,
+        out,
+        clock,
+        seed=seed,
+        settings=settings,
+        workers=workers or workers_for(budget),
+        say=say,
+        show=show,
+        rule=rule,
+    )
+    search.probe(next(c for c in candidates if c.network))
+    rounds = search.run(candidates, full)
+    network_scores = _network_scores(rounds[-1], dataset.domains) if rounds else {}
+    if not network_scores:
+        say("The budget was too small to compare methods: the recommended one is trained.")
+        return _default_only(dataset, data, out, seen, images, steps, seed, settings, clock, say, progress)
+    if images:
+        tuned = _fine_tuned(search, rounds[-1], say)
+        if tuned is not None:
+            rounds.append(tuned)
+            network_scores |= _network_scores(tuned, dataset.domains)
+    return _finish(dataset, data, out, seen, rounds, network_scores, search, clock, rule, seed, settings, say, progress)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _claim(out: Path, dataset: Dataset, seed: int, settings: Mapping[str, Any]) -> None:
+    """The folder is this data's; another's is refused."""
+    file = out / "data.json"
+    ours = {"fingerprint": dataset.fingerprint, "seed": seed, "settings": json.loads(json.dumps(dict(settings)))}
+    if file.exists():
+        theirs = json.loads(file.read_text())
+        if theirs != ours:
+            different = next(name for name in ours if ours[name] != theirs.get(name))
+            what = "data" if different == "fingerprint" else different
+            raise InputError(f"'{out}' holds a fit with other {what}: choose another `out`, or remove that folder.")
+    elif any(not item.name.startswith(".") for item in out.iterdir()):
+        raise InputError(f"the output folder '{out}' holds other files: choose an empty or new one.")
+    write_whole(file, json.dumps(ours).encode())
+
+
+def _frozen_features(dataset: Dataset, seed: int, settings: Mapping[str, Any], progress: bool) -> np.ndarray:
+    """Features (n, f) of all images under the backbone, kept in the cache, where the folds find them."""
+    options = TrainOptions(algorithm=PORTFOLIO[0].algorithm, freeze_backbone=True, seed=seed, steps=1, **settings)
+    made = prepare(options, dataset, splits=make_splits(dataset, "all", (), seed), progress=progress)
+    return np.asarray(made.task.inputs.content)
+
+
+def _fine_tuned(search: Search, last: Round, say: Say) -> Round | None:
+    """The two leaders again, training the backbone too, if the budget has room for enough steps."""
+    leaders = search._ranked(last)[:2]
+    tuned = [dataclasses.replace(c, name=f"{c.name}, fine-tuned", frozen=False) for c in leaders]
+    if not tuned or search.clock.left < 60:
+        return None
+    other = dataclasses.replace(search, seconds_per_step=0.0, overhead=0.0, out=search.out / "fine-tuned")
+    other.out.mkdir(exist_ok=True)
+    begun = time.monotonic()
+    other.probe(tuned[0])
+    steps = other._affordable(tuned, 1000, search.clock.left - other.final_seconds(FINE_TUNE_STEPS))
+    if steps < FINE_TUNE_STEPS or other.clock.left < other.final_seconds(steps):
+        while steps >= FINE_TUNE_STEPS and other.clock.left < other.final_seconds(steps):
+            steps //= 2
+        if steps < FINE_TUNE_STEPS:
+            say(
+                f"Fine-tuning the backbone does not fit into the budget ({other.seconds_per_step:.1f} s a step, "
+                f"{duration(time.monotonic() - begun)} to find out); frozen features are used."
+            )
+            return None
+    return other._round(tuned, steps, steps, position=0)
+
+
+def _network_scores(done: Round, domains: Sequence[str]) -> dict[str, list[float]]:
+    networks = {c.name for c in done.candidates if c.network}
+    return {name: values for name, values in done.scores(domains).items() if name in networks}
+
+
+def _finish(
+    dataset: Dataset,
+    data: str,
+    out: Path,
+    seen: Look,
+    rounds: Sequence[Round],
+    scores: Mapping[str, list[float]],
+    search: Search,
+    clock: Clock,
+    rule: str,
+    seed: int,
+    settings: Mapping[str, Any],
+    say: Say,
+    progress: bool,
+) -> Fitted:
+    by_name = {c.name: (c, done) for done in rounds for c in done.candidates}
+    costs = {
+        name: float(np.mean([by_name[name][1].outcomes[name][d].seconds for d in dataset.domains])) for name in scores
+    }
+    choice = choose(scores, costs, rule)
+    expected = expect(scores, dataset.domains, costs, rule)
+    say(f"Chosen by the {rule} over left-out domains: {choice.reason}.")
+    say(expected.sentence)
+    candidate, done = by_name[choice.method]
+    folds = [done.folds[candidate.name, d] for d in dataset.domains]
+    logits, y = _left_out(folds)
+    temperature, errors = temperature_of(logits, y)
+    probabilities = {name: softmax(z / temperature) for name, z in logits.items()}
+    sets = learn_sets(probabilities, y)
+    found = length(folds)
+    say(f"Training {candidate.name} on all {len(dataset):,} rows: {found.reason}.")
+    model = out / "model"
+    _forget_other(model, candidate, found)
+    train_final(dataset, data, candidate, found, model, seed=seed, settings=settings, progress=progress)
+    calibrate(model, temperature, sum(map(len, y.values())), errors)
+    write_json(model / SETS_FILE, sets.to_json())
+    boosting = _boosting_sentence(rounds, dataset.domains, choice, scores[choice.method])
+    if boosting is not None:
+        say(boosting)
+    fitted = Fitted(
+        data=data,
+        folder=out,
+        model=model,
+        look=seen,
+        candidate=candidate,
+        reason=choice.reason,
+        choice=choice,
+        expectation=expected,
+        table=_table(rounds, dataset.domains),
+        boosting=boosting,
+        temperature=temperature,
+        calibration=errors,
+        sets=sets,
+        set_sizes=_set_sizes(sets, probabilities),
+        abstention=abstention(probabilities, y),
+        commands=_commands(model, dataset),
+        notes=[*dataset.notes, *(f"{name} failed: {why}" for name, why in search.failed.items())],
+        length=found.reason,
+        budget=clock.budget,
+        seconds=clock.spent,
+        rounds=[{"steps": r.steps, "methods": [c.name for c in r.candidates]} for r in rounds],
+    )
+    _write(fitted)
+    return fitted
+
+
+def _forget_other(model: Path, candidate: Candidate, found: Length) -> None:
+    """Removes the model of an earlier call that came to another outcome, as with a smaller budget."""
+    if not (model / "config.json").exists():
+        return
+    before = read_config(model)
+    same = before.algorithm == candidate.algorithm and before.steps == found.steps and before.protocol == "all"
+    if not same or any(before.hparams.get(name) != value for name, value in candidate.hparams.items()):
+        shutil.rmtree(model)
+
+
+def _default_only(
+    dataset: Dataset,
+    data: str,
+    out: Path,
+    seen: Look,
+    images: bool,
+    steps: int | None,
+    seed: int,
+    settings: Mapping[str, Any],
+    clock: Clock,
+    say: Say,
+    progress: bool,
+) -> Fitted:
+    candidate, why = recommended(seen.counts, seen.prior_shift, images=images)
+    say(f"Training {candidate.name} without comparing: {why}.")
+    if len(dataset.domains) < 2:
+        say("There is one domain only: nothing can be said of the next one.")
+    model = out / "model"
+    if (model / "config.json").exists() and read_config(model).protocol == "all":
+        shutil.rmtree(model)
+    result = train_default(
+        dataset, data, candidate, model, steps=steps, seed=seed, settings=settings, progress=progress
+    )
+    fitted = Fitted(
+        data=data,
+        folder=out,
+        model=model,
+        look=seen,
+        candidate=candidate,
+        reason=why,
+        choice=None,
+        expectation=None,
+        table=(),
+        boosting=None,
+        temperature=float(result["calibration"]["temperature"]),
+        calibration=None,
+        sets=None,
+        set_sizes={},
+        abstention=(),
+        commands=_commands(model, dataset),
+        notes=[*dataset.notes],
+        length=f"{result['steps']} steps, a fifth of each domain kept for validation",
+        budget=clock.budget,
+        seconds=clock.spent,
+    )
+    _write(fitted)
+    return fitted
+
+
+def _left_out(folds: Sequence[Fold]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    logits, labels = {}, {}
+    for fold in folds:
+        logits[fold.domain], labels[fold.domain] = left_out(fold)
+    return logits, labels
+
+
+def _set_sizes(sets: PredictionSets, probabilities: Mapping[str, np.ndarray]) -> dict[float, float]:
+    """Level -> mean number of classes in a set, over domains that count the same."""
+    levels = [level for level in (0.6, 0.7, 0.8, 0.9, 0.95) if level <= sets.highest + 1e-9] or [sets.highest]
+    return {
+        level: float(np.mean([sets.sets(p, level).sum(1).mean() for p in probabilities.values()])) for level in levels
+    }
+
+
+def _table(rounds: Sequence[Round], domains: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each method, from the last round it was in, the best first."""
+    rows: dict[str, dict[str, Any]] = {}
+    for done in rounds:
+        for candidate in done.candidates:
+            results = done.outcomes[candidate.name]
+            if not all(name in results for name in domains):
+                continue
+            accuracy = {name: results[name].accuracy for name in domains}
+            rows[candidate.name] = {
+                "method": candidate.name,
+                "network": candidate.network,
+                "steps": done.steps if candidate.network else None,
+                "last": done is rounds[-1] or len(rounds) == 1,
+                "accuracy": accuracy,
+                "mean": float(np.mean(list(accuracy.values()))),
+                "worst": min(accuracy.values()),
+                "balanced": float(np.mean([results[name].balanced for name in domains])),
+                "seconds": float(np.mean([results[name].seconds for name in domains])),
+            }
+    return sorted(rows.values(), key=lambda row: (-row["last"], -row["mean"]))
+
+
+def _boosting_sentence(
+    rounds: Sequence[Round], domains: Sequence[str], choice: Choice, own: Sequence[float]
+) -> str | None:
+    """Whether gradient boosting wins, said plainly; None where it was not tried."""
+    for done in reversed(rounds):
+        for name, values in done.scores(domains).items():
+            if next(c for c in done.candidates if c.name == name).network:
+                continue
+            value = np.mean if choice.rule == "mean" else np.min
+            ahead = 100 * (float(value(values)) - float(value(own)))
+            if ahead > 0.05:
+                return (
+                    f"Gradient boosting (scikit-learn's HistGradientBoosting, its own settings) wins: {ahead:.1f} "
+                    f"points above {choice.method} by the {choice.rule}. Use it if accuracy is all you need; the model "
+                    "saved here is the network, which the other commands can diagnose and export."
+                )
+            return (
+                f"Gradient boosting (scikit-learn's HistGradientBoosting, its own settings) does not win: {-ahead:.1f} "
+                f"points below {choice.method} by the {choice.rule}."
+            )
+    return None
+
+
+def _commands(model: Path, dataset: Dataset) -> list[tuple[str, str]]:
+    """What to do next: (command, what for)."""
+    folder = shlex.quote(str(model))
+    if isinstance(dataset.content, Table):
+        new = "new.csv"
+    elif isinstance(dataset.content, Arrays):
+        new = "new.npz"
+    else:
+        new = "new_images/"
+    return [
+        (f"rcalign predict {folder} {new} --out predictions.csv", "classes with probabilities for new rows"),
+        (f"rcalign diagnose {folder} --target {new}", "before any label: is the new domain like these?"),
+        (f"rcalign export {folder}", "an ONNX file for other programs"),
+    ]
+
+
+def _write(fitted: Fitted) -> None:
+    config = read_config(fitted.model)
+    result = RunFolder(fitted.model).result()
+    findings = [("What to expect", fitted.expectation.sentence)] if fitted.expectation else []
+    findings += [("Data", sentence) for sentence in fitted.look.sentences]
+    findings += [("Choice", fitted.reason)]
+    write_whole(fitted.folder / "model-card.md", model_card(config, result, None, findings).encode())
+    write_whole(fitted.folder / "report.html", render_page(fitted).encode())
+    write_json(fitted.folder / "fit.json", summary(fitted))
+
+
+def summary(fitted: Fitted) -> dict[str, Any]:
+    """Plain values of all that was found."""
+    values: dict[str, Any] = {
+        "data": fitted.data,
+        "folder": str(fitted.folder),
+        "model": str(fitted.model),
+        "report": str(fitted.folder / "report.html"),
+        "card": str(fitted.folder / "model-card.md"),
+        "method": candidate_json(fitted.candidate),
+        "reason": fitted.reason,
+        "look": dataclasses.asdict(fitted.look),
+        "expectation": None if fitted.expectation is None else dataclasses.asdict(fitted.expectation),
+        "table": list(fitted.table),
+        "boosting": fitted.boosting,
+        "temperature": fitted.temperature,
+        "calibration": fitted.calibration,
+        "coverage": None
+        if fitted.sets is None
+        else {"highest": fitted.sets.highest, "sizes": {f"{k:g}": v for k, v in fitted.set_sizes.items()}},
+        "abstention": [
+            {name: None if math.isnan(value) else value for name, value in row.items()} for row in fitted.abstention
+        ],
+        "commands": [command for command, _ in fitted.commands],
+        "notes": list(fitted.notes),
+        "length": fitted.length,
+        "rounds": list(fitted.rounds),
+        "budget": fitted.budget,
+        "seconds": round(fitted.seconds, 1),
+    }
+    return values

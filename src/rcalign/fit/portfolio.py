@@ -1,0 +1,91 @@
+"""The methods that are compared, as data. Nothing outside this file knows one of them by name.
+
+Chosen by our own evidence (docs/results): plain training as the measure of all, weight averaging, what helps where
+classes are of unequal size, and one method of each idea that led somewhere. Earlier ones are tried first, so that a
+small budget compares the most useful.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from rcalign import registry
+
+UNEQUAL = 3.0  # the largest class over the smallest, from which classes count as of unequal size
+SHIFTED = 0.15  # prior shift from which domains count as different in their shares of classes
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method to compare: an algorithm with hyperparameters and perhaps weight averaging.
+
+    cost: of a step, in those of plain training. frozen: on the features of a backbone that is not trained (images).
+    network: False for gradient boosting, which is compared but not saved.
+    """
+
+    name: str
+    algorithm: str = ""
+    average: str | None = None
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    frozen: bool = False
+    network: bool = True
+    cost: float = 1.0
+
+
+PORTFOLIO = (
+    Candidate("ERM", "ERM"),
+    Candidate("SWAD", "SWAD"),
+    Candidate("BSoftmax + SWAD", "BSoftmax", average="swad"),
+    Candidate("RC-Align, logit adjustment", "RC-Align", hparams={"logit_adjustment": 1.0}),
+    Candidate("CORAL", "CORAL"),
+    Candidate("Fish", "Fish"),
+    Candidate("RC-Align", "RC-Align"),
+)
+BALANCED = PORTFOLIO[2]  # where classes are of unequal size, or differently so
+PLAIN = PORTFOLIO[1]
+BOOSTING = Candidate("gradient boosting", network=False)
+
+
+def portfolio(more: Sequence[str] = (), *, domains: int, images: bool, table: bool) -> list[Candidate]:
+    """The candidates for some data, those that were asked for first among the others.
+
+    more: names of algorithms, with ``+swad`` (or ema, swa) after them for weight averaging. A method that needs more
+    source domains than are left when one is held out is not in the list.
+
+    >>> [c.name for c in portfolio(["mldg+swad"], domains=4, images=False, table=False)][:4]
+    ['ERM', 'MLDG + SWAD', 'SWAD', 'BSoftmax + SWAD']
+    """
+    costs = json.loads((resources.files("rcalign") / "algorithms" / "costs.json").read_text())
+    asked = [_asked(text) for text in more]
+    known = {candidate.name for candidate in PORTFOLIO}
+    chosen = [PORTFOLIO[0], *(item for item in asked if item.name not in known), *PORTFOLIO[1:]]
+    found = []
+    for candidate in chosen:
+        traits = registry.get(candidate.algorithm).traits
+        if traits.min_domains > domains - 1 and candidate not in asked:
+            continue
+        cost = float(costs.get(candidate.algorithm) or 1.0)
+        found.append(dataclasses.replace(candidate, cost=max(cost, 0.5), frozen=images))
+    return [found[0], BOOSTING, *found[1:]] if table else found
+
+
+def _asked(text: str) -> Candidate:
+    name, _, average = text.partition("+")
+    entry = registry.get(name.strip())
+    kind = average.strip().lower() or None
+    return Candidate(entry.name if kind is None else f"{entry.name} + {kind.upper()}", entry.name, average=kind)
+
+
+def recommended(counts: Sequence[Sequence[int]], prior_shift: float, *, images: bool) -> tuple[Candidate, str]:
+    """What to train where nothing may be compared, and why, by docs/results."""
+    totals = [sum(column) for column in zip(*counts, strict=True)]
+    unequal = max(totals) > UNEQUAL * max(1, min(totals))
+    if unequal or prior_shift > SHIFTED:
+        what = "classes are of unequal size" if unequal else "the shares of classes differ between domains"
+        return dataclasses.replace(BALANCED, frozen=images), f"{what}, where this led in our evidence"
+    return dataclasses.replace(PLAIN, frozen=images), "weight averaging led in our evidence, at no cost"

@@ -1,0 +1,209 @@
+"""``fit`` from a table to a model, a page and predictions: run once, looked at from all sides."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rcalign import api
+from rcalign.errors import InputError
+from rcalign.fit.folds import Fold, read_outcome, run_fold
+from rcalign.fit.portfolio import PORTFOLIO, portfolio, recommended
+from rcalign.fit.search import Clock, Search, seconds_of
+
+HOSPITALS = ("north", "south", "east", "west")
+
+
+def table(file: Path, rows: int = 60, seed: int = 0) -> Path:
+    """Patients of four hospitals: one number tells, one category helps, one is noise with gaps."""
+    rng = np.random.default_rng(seed)
+    with open(file, "w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["hospital", "marker", "smoker", "noise", "ill"])
+        for k, hospital in enumerate(HOSPITALS):
+            for _ in range(rows):
+                ill = rng.random() < 0.35 + 0.1 * k
+                smoker = rng.choice(["never", "daily"], p=[0.3, 0.7] if ill else [0.7, 0.3])
+                noise = f"{rng.normal():.3f}" if rng.random() > 0.1 else ""
+                writer.writerow([hospital, f"{rng.normal(2.0 * ill + 0.3 * k):.3f}", smoker, noise, "yn"[not ill]])
+    return file
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("fit")
+    file = table(folder / "patients.csv")
+    result = api.fit(
+        file, label="ill", domain="hospital", budget="30m", steps=24, workers=1, out=folder / "out", more=["vrex"]
+    )
+    return folder, result
+
+
+@pytest.mark.slow
+def test_every_method_is_compared_on_every_domain(fitted: tuple[Path, dict[str, Any]]) -> None:
+    _, result = fitted
+    methods = {row["method"] for row in result["table"]}
+    assert {candidate.name for candidate in PORTFOLIO} | {"VREx", "gradient boosting"} == methods
+    for row in result["table"]:
+        assert set(row["accuracy"]) == set(HOSPITALS)
+        assert row["mean"] == pytest.approx(np.mean(list(row["accuracy"].values())))
+    assert result["boosting"] is not None and "radient boosting" in result["boosting"]
+    best = max(row["mean"] for row in result["table"] if row["network"])
+    assert best > 0.7, "the marker tells"
+    low, high = result["expectation"]["interval"]
+    assert low < result["expectation"]["expected"] < high
+
+
+@pytest.mark.slow
+def test_the_model_is_trained_on_every_row_and_calibrated_on_left_out_ones(
+    fitted: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, result = fitted
+    model = folder / "out" / "model"
+    config = json.loads((model / "config.json").read_text())
+    assert config["protocol"] == "all" and np.sum(config["spec"]["counts"]) == 4 * 60
+    calibration = json.loads((model / "result.json").read_text())["calibration"]
+    assert calibration["from_left_out"] and calibration["rows"] == 4 * 60
+    chosen = next(row for row in result["table"] if row["method"] == result["method"]["name"])
+    assert config["steps"] <= chosen["steps"]
+
+
+@pytest.mark.slow
+def test_the_three_commands_work_on_it(fitted: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = fitted
+    new = table(folder / "new.csv", rows=20, seed=5)
+    found = api.predict(result["model"], [new], coverage=0.8)
+    with open(new, newline="") as opened:
+        truth = [row["ill"] for row in csv.DictReader(opened)]
+    right = [row["predicted"] == y for row, y in zip(found["rows"], truth, strict=True)]
+    inside = [y in row["set"].split(" | ") for row, y in zip(found["rows"], truth, strict=True)]
+    assert np.mean(right) > 0.65 and np.mean(inside) > 0.75 and np.mean(inside) >= np.mean(right)
+    with pytest.raises(InputError, match="with 4 domains: at most 80 %"):
+        api.predict(result["model"], [new], coverage=0.9)
+    api.diagnose(result["model"])
+    pytest.importorskip("onnxruntime")
+    assert Path(api.export(result["model"])["file"]).exists()
+
+
+@pytest.mark.slow
+def test_the_page_is_small_whole_and_says_it(fitted: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = fitted
+    page = (folder / "out" / "report.html").read_text()
+    assert len(page.encode()) < 1.5e6 and "<script" not in page
+    assert result["expectation"]["sentence"].split(";")[0] in page
+    assert not re.search(r"https?://(?!www\.w3\.org)", page), "nothing is loaded"
+    for name in (*HOSPITALS, result["method"]["name"], "--coverage 0.8"):
+        assert name in page
+    card = (folder / "out" / "model-card.md").read_text()
+    assert "domains left out" in card and "What to expect" in card
+
+
+@pytest.mark.slow
+def test_the_same_call_trains_nothing_again_and_other_data_are_refused(fitted: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = fitted
+    outcomes = {file: file.stat().st_mtime_ns for file in (folder / "out").rglob("outcome.json")}
+    again = api.fit(
+        folder / "patients.csv",
+        label="ill",
+        domain="hospital",
+        budget="30m",
+        steps=24,
+        workers=1,
+        out=folder / "out",
+        more=["vrex"],
+    )
+    assert again["table"] == result["table"] and again["method"] == result["method"]
+    assert {file: file.stat().st_mtime_ns for file in (folder / "out").rglob("outcome.json")} == outcomes
+    other = table(folder / "other.csv", seed=9)
+    with pytest.raises(InputError, match="other data"):
+        api.fit(other, label="ill", domain="hospital", budget="1m", out=folder / "out")
+
+
+def test_no_budget_trains_the_recommended_method_only(tmp_path: Path) -> None:
+    file = table(tmp_path / "patients.csv")
+    result = api.fit(file, label="ill", domain="hospital", budget=0, steps=20, out=tmp_path / "out")
+    assert result["table"] == [] and result["expectation"] is None
+    assert "nothing is known about the next domain" in (tmp_path / "out" / "report.html").read_text()
+    assert api.predict(result["model"], [file])["count"] == 240
+    with pytest.raises(InputError, match="no left-out predictions"):
+        api.predict(result["model"], [file], coverage=0.8)
+
+
+def test_a_fold_goes_on_where_it_was_stopped_and_is_found_finished(tmp_path: Path) -> None:
+    from rcalign.data import source
+
+    data = source.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    fold = Fold(PORTFOLIO[0], "north", 24, str(tmp_path / "whole"))
+    whole = run_fold(data, fold)
+    assert whole.end == "finished" and read_outcome(fold) == whole and run_fold(data, fold) == whole
+    with np.load(tmp_path / "whole" / "left-out.npz") as found:
+        assert (data.domain[found["rows"]] == data.domains.index("north")).all() and len(found["rows"]) == 60
+        assert (found["logits"].argmax(1) == found["y"]).mean() == pytest.approx(whole.accuracy)
+
+
+def test_a_budget_without_room_says_so_and_stays_within_it(tmp_path: Path) -> None:
+    """Two seconds do not compare anything: the recommended method is trained, and it is said."""
+    said: list[str] = []
+    from rcalign.data import source
+    from rcalign.fit.pipeline import fit
+
+    data = source.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    fitted = fit(data, data.name, tmp_path / "out", budget=2.0, steps=20, workers=1, say=said.append)
+    assert fitted.expectation is None
+    assert any("too small to compare" in line for line in said)
+
+
+def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
+    from rcalign.data import source
+
+    data = source.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    candidates = portfolio(domains=4, images=False, table=True)
+    planned = []
+    for budget in (60.0, 300.0, 3000.0):
+        search = Search(data, "", tmp_path, Clock(budget), seconds_per_step=0.02, overhead=0.5)
+        steps, chosen = search._first_round(candidates, 1000, budget - search.final_seconds(1000))
+        planned.append((len(chosen), steps))
+        assert not chosen or search.round_seconds(chosen, steps) <= budget
+    assert planned == sorted(planned), "more time, more methods or more steps"
+    assert planned[-1][0] == len(candidates)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("90s", 90), ("2h", 7200), ("0", 0), (" 1.5M ", 90)])
+def test_budgets_in_words(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "", "-5m", "10x", "nan"])
+def test_wrong_budgets_are_said(text: str) -> None:
+    with pytest.raises(InputError, match="30m, 90s"):
+        seconds_of(text)
+
+
+def test_wrong_input_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    file = table(tmp_path / "patients.csv")
+    with pytest.raises(InputError, match="hold the class and the domain"):
+        api.fit(file, out=tmp_path / "out")
+    with pytest.raises(InputError, match="`domain` is missing"):
+        api.fit(file, label="ill", out=tmp_path / "out")
+    with pytest.raises(InputError, match="did you mean 'hospital'"):
+        api.fit(file, label="ill", domain="hopsital", out=tmp_path / "out")
+    with pytest.raises(InputError, match="unknown algorithm 'ERMM'"):
+        api.fit(file, label="ill", domain="hospital", more=["ERMM"], budget="1m", out=tmp_path / "out")
+    with pytest.raises(InputError, match="'mean' or 'worst'"):
+        api.fit(file, label="ill", domain="hospital", rule="median", out=tmp_path / "other")
+    np.savez(tmp_path / "x.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1], domain=[0, 0, 1, 1])
+    with pytest.raises(InputError, match="is for tables"):
+        api.fit(tmp_path / "x.npz", label="y", domain="domain", out=tmp_path / "third")
+
+
+def test_the_recommendation_follows_the_classes() -> None:
+    even, _ = recommended([[50, 50], [50, 50]], 0.0, images=False)
+    tail, why = recommended([[90, 10], [90, 5]], 0.0, images=False)
+    shifted, _ = recommended([[90, 10], [10, 90]], 0.8, images=False)
+    assert even.name != tail.name == shifted.name and "unequal" in why
