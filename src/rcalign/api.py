@@ -304,7 +304,7 @@ def fit(
         place = _table_address(data, found)
         dataset = source.load(place, skip_bad=bool(settings.get("skip_bad")), progress=progress)
         place = job.located(place)
-    folder = Path(out) if out is not None else Path("fits") / job.file_name(Path(dataset.name).stem)
+    folder = Path(out) if out is not None else Path("fits") / file_name(Path(dataset.name).stem)
     with Ticker(progress) as ticker:
         fitted = pipeline.fit(
             dataset,

@@ -207,3 +207,23 @@ def test_the_recommendation_follows_the_classes() -> None:
     tail, why = recommended([[90, 10], [90, 5]], 0.0, images=False)
     shifted, _ = recommended([[90, 10], [10, 90]], 0.8, images=False)
     assert even.name != tail.name == shifted.name and "unequal" in why
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_folds_and_stop_when_time_is_up(tmp_path: Path) -> None:
+    """Two Ray workers, as a larger budget uses them: the same numbers as in this process; then no time at all."""
+    from rcalign.data import source
+
+    data = f"{table(tmp_path / 'p.csv', rows=30)}?label=ill&domain=hospital"
+    dataset = source.load(data)
+    candidates = portfolio(domains=4, images=False, table=True)[:2]
+    accuracies = []
+    for workers in (1, 2):
+        out = tmp_path / f"workers{workers}"
+        out.mkdir()
+        search = Search(dataset, data, out, Clock(3600), workers=workers, seconds_per_step=0.01, overhead=0.1)
+        accuracies.append(search._round(candidates, 12, 12, position=0).scores(dataset.domains))
+    assert accuracies[0] == accuracies[1] and len(accuracies[0]) == 2
+    (tmp_path / "late").mkdir()
+    late = Search(dataset, data, tmp_path / "late", Clock(0.0), workers=2, seconds_per_step=0.01, overhead=0.1)
+    assert len(late._round(candidates, 5000, 5000, position=0).complete(dataset.domains)) == 0

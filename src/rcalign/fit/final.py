@@ -21,7 +21,8 @@ from rcalign.data.splits import split as make_splits
 from rcalign.evaluation.metrics import TEMPERATURES, expected_calibration_error, fit_temperature, softmax
 from rcalign.fit.folds import Fold, evaluate_every
 from rcalign.fit.portfolio import Candidate
-from rcalign.records import RunFolder, write_json
+from rcalign.store.results import RunResult
+from rcalign.store.run_folder import RunFolder
 from rcalign.training.job import prepare
 from rcalign.training.options import TrainOptions
 from rcalign.training.run import complete
@@ -42,14 +43,15 @@ def length(folds: Sequence[Fold]) -> Length:
     """What the finished folds of a method say: the median of their best steps, or of their averaged spans."""
     best, spans = [], []
     for fold in folds:
-        result = RunFolder(fold.folder).result() or {}
+        result = RunFolder(fold.folder).result()
+        weights = "" if result is None else result.weights
         every = evaluate_every(fold.steps)
-        span = re.search(r"evaluations (\d+) to (\d+)", str(result.get("weights", "")))
+        span = re.search(r"evaluations (\d+) to (\d+)", weights)
         if span:
             spans.append(((int(span[1]) - 1) * every + 1, int(span[2]) * every))
-        elif "averaged" in str(result.get("weights", "")):
+        elif "averaged" in weights:
             spans.append((1 + 3 * fold.steps // 4, fold.steps))
-        best.append(int(result.get("best_step") or fold.steps))
+        best.append(fold.steps if result is None else result.best_step or fold.steps)
     if spans:
         first, last = (int(np.median([span[k] for span in spans])) for k in (0, 1))
         last = max(last, FEWEST_STEPS)
@@ -92,8 +94,8 @@ def train_final(
     seed: int,
     settings: Mapping[str, Any],
     progress: bool,
-) -> dict[str, Any]:
-    """Trains on every row. Returns the result, as in ``result.json``."""
+) -> RunResult:
+    """Trains on every row."""
     frozen = {"freeze_backbone": True} if candidate.frozen else {}
     options = TrainOptions(
         algorithm=candidate.algorithm,
@@ -133,7 +135,7 @@ def train_default(
     seed: int,
     settings: Mapping[str, Any],
     progress: bool,
-) -> dict[str, Any]:
+) -> RunResult:
     """Trains one method on all domains, a fifth of each kept to choose the checkpoint and the temperature by."""
     frozen = {"freeze_backbone": True} if candidate.frozen else {}
     options = TrainOptions(
@@ -156,11 +158,7 @@ def train_default(
 def calibrate(out: Path, temperature: float, rows: int, errors: Mapping[str, float]) -> None:
     """Writes the temperature of left-out predictions into the result of the final model."""
     folder = RunFolder(out)
-    result = folder.result() or {}
-    result["calibration"] = {
-        "temperature": temperature,
-        "rows": rows,
-        "from_left_out": True,
-        "ece": {"test": dict(errors)},
-    }
-    write_json(folder.result_file, result)
+    result = folder.result()
+    assert result is not None
+    found = {"temperature": temperature, "rows": rows, "from_left_out": True, "ece": {"test": dict(errors)}}
+    folder.finish(dataclasses.replace(result, calibration=found))

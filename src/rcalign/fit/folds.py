@@ -23,8 +23,9 @@ from rcalign.data.splits import split as make_splits
 from rcalign.errors import DivergedError, InputError
 from rcalign.files import write_whole
 from rcalign.fit.portfolio import Candidate
-from rcalign.records import RunFolder
-from rcalign.training.job import file_name, train
+from rcalign.store.names import file_name
+from rcalign.store.run_folder import RunFolder
+from rcalign.training.job import train
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions
 from rcalign.training.trained import load_trained

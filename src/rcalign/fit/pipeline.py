@@ -31,7 +31,8 @@ from rcalign.fit.look import Look, look
 from rcalign.fit.page import render_page
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
 from rcalign.fit.search import Clock, Round, Search, candidate_json, workers_for
-from rcalign.records import RunFolder, read_config, write_json
+from rcalign.store.json_files import write_json
+from rcalign.store.run_folder import RunFolder, read_config
 from rcalign.sweeps.progress import duration
 from rcalign.training.job import prepare
 from rcalign.training.options import TrainOptions
@@ -299,14 +300,14 @@ def _default_only(
         expectation=None,
         table=(),
         boosting=None,
-        temperature=float(result["calibration"]["temperature"]),
+        temperature=result.temperature,
         calibration=None,
         sets=None,
         set_sizes={},
         abstention=(),
         commands=_commands(model, dataset),
         notes=[*dataset.notes],
-        length=f"{result['steps']} steps, a fifth of each domain kept for validation",
+        length=f"{result.steps} steps, a fifth of each domain kept for validation",
         budget=clock.budget,
         seconds=clock.spent,
     )

@@ -66,7 +66,7 @@ def portfolio(more: Sequence[str] = (), *, domains: int, images: bool, table: bo
     chosen = [PORTFOLIO[0], *(item for item in asked if item.name not in known), *PORTFOLIO[1:]]
     found = []
     for candidate in chosen:
-        traits = registry.get(candidate.algorithm).traits
+        traits = registry.description(candidate.algorithm).traits
         if traits.min_domains > domains - 1 and candidate not in asked:
             continue
         cost = float(costs.get(candidate.algorithm) or 1.0)
@@ -76,7 +76,7 @@ def portfolio(more: Sequence[str] = (), *, domains: int, images: bool, table: bo
 
 def _asked(text: str) -> Candidate:
     name, _, average = text.partition("+")
-    entry = registry.get(name.strip())
+    entry = registry.description(name.strip())
     kind = average.strip().lower() or None
     return Candidate(entry.name if kind is None else f"{entry.name} + {kind.upper()}", entry.name, average=kind)
 

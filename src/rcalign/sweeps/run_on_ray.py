@@ -399,7 +399,7 @@ def run_tasks(
     """
     waiting = deque(enumerate(tasks))
     flying: dict[Any, int] = {}
-    with _connected(Resources(workers=workers)), asked_to_stop() as stopped:
+    with connected(Resources(workers=workers)), asked_to_stop() as stopped:
         work = ray.remote(_call).options(num_cpus=1, max_retries=0)
         given = ray.put(function)
         while waiting or flying:
