@@ -15,7 +15,7 @@ ROOT = Path(rcalign.__file__).parent
 # a module may import those of its own layer and of the layers above it in this list
 LAYERS = [
     {"errors", "interrupts", "extensions"},
-    {"spec", "types", "files", "checkpoints", "devices", "distributed"},
+    {"spec", "types", "files", "checkpoints", "pages", "devices", "distributed"},
     {"spaces", "registry", "presets"},
     {"training.options"},  # records keep them, so they come before the rest of training
     {"store"},

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rcalign.errors import InputError, unknown
-from rcalign.files import write_whole
+from rcalign.files import format_by_ending, write_whole
 from rcalign.reports import exports, text
 from rcalign.reports.html import make_page
 from rcalign.reports.report import Report
@@ -18,18 +18,29 @@ TEXTS: dict[str, Callable[[Report], str]] = {
     "html": make_page,
 }
 FORMATS = ("terminal", *TEXTS, *exports.EXPORTS)
-SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "html", ".htm": "html"}
+ENDINGS = {
+    "terminal": (".txt",),
+    "markdown": (".md", ".markdown"),
+    "latex": (".tex",),
+    "csv": (".csv",),
+    "html": (".html", ".htm"),
+}
 
 
 def format_of(name: str | None, out: Path | str | None) -> str:
-    """The format asked for, or that of the file's ending, or the terminal's.
+    """The format asked for, or that of the file's ending, or the terminal's; an ending that fits no format is an error.
 
-    >>> format_of(None, "a/report.tex"), format_of(None, None)
-    ('latex', 'terminal')
+    >>> format_of(None, "a/report.tex"), format_of(None, None), format_of("mlflow", "runs.d")
+    ('latex', 'terminal', 'mlflow')
+    >>> format_of(None, "r.pdf")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    rcalign.errors.InputError: 'r.pdf' ends in '.pdf', which belongs to no format: use one of ...
     """
     if name is not None and name not in FORMATS:
         raise unknown("format", name, FORMATS)
-    return name or (SUFFIXES.get(Path(out).suffix, "terminal") if out is not None else "terminal")
+    if name in exports.EXPORTS:  # these write a folder, whatever it is called
+        return name
+    return format_by_ending(name, out, ENDINGS, "terminal")
 
 
 def render(

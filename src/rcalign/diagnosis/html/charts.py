@@ -1,12 +1,11 @@
-"""What the page draws: Plotly figures as plain dicts.
+"""What the page draws, as plain values that ``pages/charts.js`` turns into drawings.
 
-Colours are tokens such as ``@up``; the script of the page gives them their value in the light or the dark theme, and
-only where a colour is expected. Names come from the data: they are escaped here, because Plotly reads labels as HTML.
+Colours are tokens such as ``@up``, variables of the style sheet in the light and the dark theme, and are read only
+where a colour is expected. Names come from the data; the script sets them as text.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,32 +22,32 @@ from rcalign.diagnosis.results import (
     Tracking,
 )
 
-Figure = dict[str, Any]
+Chart = dict[str, Any]
 
 LABEL_LENGTH = 16
 MOST_CELL_TEXTS = 120  # beyond, a heat map says its numbers on hover only
 
 
 def label(name: str, length: int = LABEL_LENGTH) -> str:
-    """A name as Plotly may show it: cut, and with nothing that it would read as HTML.
+    """A name cut to a length.
 
-    >>> label("<b>bold</b>"), label("a very long class name indeed")
-    ('&lt;b&gt;bold&lt;/b&gt;', 'a very long cla…')
+    >>> label("a very long class name indeed")
+    'a very long cla…'
     """
-    return html.escape(name if len(name) <= length else name[: length - 1] + "…", quote=False)
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
-def figure(data: list[Figure], height: int, **layout: Any) -> Figure:
+def figure(data: list[Chart], height: int, **layout: Any) -> Chart:
     """One chart: its traces, its layout, its height in pixels."""
-    return {"data": data, "layout": {"height": height, **layout}}
+    return {"data": data, "layout": layout, "height": height}
 
 
-def axis(names: Sequence[str], **more: Any) -> Figure:
+def axis(names: Sequence[str], **more: Any) -> Chart:
     """An axis with the names at 0, 1, 2, ...; names may repeat once they are cut."""
-    return {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [label(n) for n in names], **more}
+    return {"ticktext": [label(n) for n in names], **more}
 
 
-def parts(reports: Sequence[HeldOut]) -> Figure:
+def parts(reports: Sequence[HeldOut]) -> Chart:
     """The gap of every domain, by what it comes from."""
     kinds: list[tuple[str, str, Callable[[HeldOut], float]]] = [
         ("prior shift", "@prior", lambda one: one.prior_part),
@@ -58,7 +57,7 @@ def parts(reports: Sequence[HeldOut]) -> Figure:
         kinds.append(("classes without support", "@unsupported", lambda one: one.unsupported_part))
     names = [one.domain for one in reports]
     rows = list(range(len(reports)))
-    data: list[Figure] = [
+    data: list[Chart] = [
         {
             "type": "bar",
             "orientation": "h",
@@ -66,8 +65,7 @@ def parts(reports: Sequence[HeldOut]) -> Figure:
             "x": [value(one) for one in reports],
             "y": rows,
             "marker": {"color": color},
-            "hovertext": [label(n, 60) for n in names],
-            "hovertemplate": f"%{{hovertext}}<br>{name} %{{x:+.4f}}<extra></extra>",
+            "hover": [f"{label(one.domain, 60)}\n{name} {value(one):+.4f}" for one in reports],
         }
         for name, color, value in kinds
     ]
@@ -78,26 +76,21 @@ def parts(reports: Sequence[HeldOut]) -> Figure:
             "name": "gap",
             "x": [one.gap for one in reports],
             "y": rows,
-            "marker": {"color": "@text", "symbol": "line-ns-open", "size": 22, "line": {"width": 3, "color": "@text"}},
-            "hovertext": [label(n, 60) for n in names],
-            "hovertemplate": "%{hovertext}<br>gap %{x:+.4f}<extra></extra>",
+            "marker": {"color": "@text", "symbol": "upright", "size": 22},
+            "hover": [f"{label(one.domain, 60)}\ngap {one.gap:+.4f}" for one in reports],
         }
     )
     return figure(
         data,
         90 + 38 * len(reports),
         barmode="relative",
-        xaxis={
-            "title": {"text": "risk minus support risk"},
-            "zeroline": True,
-            "tickformat": "+.2~g",
-        },
+        xaxis={"title": "risk minus support risk", "zeroline": True, "format": "signed"},
         yaxis=axis(names, autorange="reversed"),
         showlegend=False,
     )
 
 
-def _waterfall(steps: Sequence[tuple[str, str, float]]) -> Figure:
+def _waterfall(steps: Sequence[tuple[str, str, float]]) -> Chart:
     """steps: (label, "total" or "relative", value)."""
     level, texts, heights = 0.0, [], []
     for _, kind, value in steps:
@@ -110,18 +103,16 @@ def _waterfall(steps: Sequence[tuple[str, str, float]]) -> Figure:
         "measure": ["absolute" if at == 0 else kind for at, (_, kind, _) in enumerate(steps)],
         "y": [value for _, _, value in steps],
         "text": texts,
-        "textposition": "outside",
-        "cliponaxis": False,
-        "connector": {"line": {"color": "@grid", "width": 1}},
-        "increasing": {"marker": {"color": "@up"}},
-        "decreasing": {"marker": {"color": "@down"}},
-        "totals": {"marker": {"color": "@total"}},
-        "hovertemplate": "%{customdata}<br>%{text}<extra></extra>",
-        "customdata": [html.escape(name.replace("<br>", " ")) for name, _, _ in steps],
+        "colors": {"increasing": "@up", "decreasing": "@down", "totals": "@total"},
+        "hover": [f"{_on_one_line(name)}\n{text}" for (name, _, _), text in zip(steps, texts, strict=True)],
     }
 
 
-def _steps_figure(steps: Sequence[tuple[str, str, float]], title: str) -> Figure:
+def _on_one_line(name: str) -> str:
+    return name.replace("\n", " ")
+
+
+def _steps_figure(steps: Sequence[tuple[str, str, float]], title: str) -> Chart:
     highest = 0.0
     lowest, level = 0.0, 0.0
     for _, kind, value in steps:
@@ -131,39 +122,34 @@ def _steps_figure(steps: Sequence[tuple[str, str, float]], title: str) -> Figure
     return figure(
         [_waterfall(steps)],
         320,
-        xaxis={
-            "tickmode": "array",
-            "tickvals": list(range(len(steps))),
-            "ticktext": [name for name, _, _ in steps],
-            "tickangle": 0,
-        },
-        yaxis={"title": {"text": title}, "range": [lowest - 0.02 * spread, highest + 0.14 * spread]},
+        xaxis={"ticktext": [name for name, _, _ in steps]},
+        yaxis={"title": title, "range": [lowest - 0.02 * spread, highest + 0.14 * spread]},
         showlegend=False,
     )
 
 
-def exact(one: HeldOut) -> Figure:
+def exact(one: HeldOut) -> Chart:
     """From the support's risk to the domain's, exactly."""
     steps = [
         ("support", "total", one.support_risk),
-        ("prior<br>shift", "relative", one.prior_part),
-        ("feature<br>shift", "relative", one.feature_part),
+        ("prior\nshift", "relative", one.prior_part),
+        ("feature\nshift", "relative", one.feature_part),
     ]
     if one.unsupported_mass:
-        steps.append(("no<br>support", "relative", one.unsupported_part))
+        steps.append(("no\nsupport", "relative", one.unsupported_part))
     return _steps_figure([*steps, ("risk", "total", one.risk)], "risk")
 
 
-def up_to_the_bound(one: HeldOut) -> Figure:
+def up_to_the_bound(one: HeldOut) -> Chart:
     """From the domain's risk to the bound: what is lost on the way."""
     prior = one.prior_bound - one.prior_part
     constant = one.bound - one.tight_bound - prior
     steps = [
         ("risk", "total", one.risk),
-        ("unused<br>distance", "relative", one.tight_bound - one.risk),
-        ("tight<br>bound", "total", one.tight_bound),
-        ("sign of<br>priors", "relative", prior),
-        ("looser<br>constant", "relative", constant),
+        ("unused\ndistance", "relative", one.tight_bound - one.risk),
+        ("tight\nbound", "total", one.tight_bound),
+        ("sign of\npriors", "relative", prior),
+        ("looser\nconstant", "relative", constant),
         ("bound", "total", one.bound),
     ]
     return _steps_figure(steps, "risk")
@@ -236,7 +222,11 @@ TERMS = (
 )
 
 
-def heat_map(diagnosis: Diagnosis, term: Term) -> Figure:
+def _written(rows: Sequence[Sequence[float | None]], digits: str) -> list[list[str]]:
+    return [["" if value is None else format(value, digits) for value in row] for row in rows]
+
+
+def heat_map(diagnosis: Diagnosis, term: Term) -> Chart:
     """One number for every class and held-out domain; empty where it does not exist."""
     reports = diagnosis.held_out
     rows = [[term.value(one.classes[c]) for one in reports] for c in range(len(diagnosis.classes))]
@@ -255,23 +245,20 @@ def heat_map(diagnosis: Diagnosis, term: Term) -> Figure:
                 "zmin": low,
                 "zmax": most,
                 "colorscale": term.scale,
-                "xgap": 2,
-                "ygap": 2,
-                "hoverongaps": False,
-                "customdata": names,
-                "texttemplate": "%{z:.3g}" if shown else "",
-                "hovertemplate": "%{customdata}<br>%{z:.5g}<extra></extra>",
-                "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 0.9, "nticks": 5},
+                "text": _written(rows, ".3g") if shown else None,
+                "hover": [
+                    [f"{name}\n{text}" for name, text in zip(of_row, texts, strict=True)]
+                    for of_row, texts in zip(names, _written(rows, ".5g"), strict=True)
+                ],
             }
         ],
         90 + max(24, min(34, 900 // len(rows))) * len(rows),
-        xaxis=axis([one.domain for one in reports], side="top", showgrid=False),
-        yaxis=axis(diagnosis.classes, autorange="reversed", showgrid=False),
-        margin={"t": 40},
+        xaxis=axis([one.domain for one in reports], side="top"),
+        yaxis=axis(diagnosis.classes, autorange="reversed"),
     )
 
 
-def chain(one: HeldOut) -> Figure:
+def chain(one: HeldOut) -> Chart:
     """The inequalities of Theorem 2, each at most the next."""
     assert one.chain is not None
     steps = one.chain.steps
@@ -284,21 +271,12 @@ def chain(one: HeldOut) -> Figure:
                 "y": list(range(len(steps))),
                 "marker": {"color": ["@feature", *["@total"] * (len(steps) - 1)]},
                 "text": [f"{step.value:.3g}" for step in steps],
-                "textposition": "inside",
-                "textangle": 0,
-                "textfont": {"color": "@onfill"},
-                "customdata": [step.formula for step in steps],
-                "hovertemplate": "%{customdata}<br>%{x:.5g}<extra></extra>",
+                "hover": [f"{step.formula}\n{step.value:.5g}" for step in steps],
             }
         ],
         60 + 34 * len(steps),
-        xaxis={"title": {"text": "distance"}},
-        yaxis={
-            "tickmode": "array",
-            "tickvals": list(range(len(steps))),
-            "ticktext": [step.name for step in steps],
-            "autorange": "reversed",
-        },
+        xaxis={"title": "distance"},
+        yaxis={"ticktext": [step.name for step in steps], "autorange": "reversed"},
         showlegend=False,
     )
 
@@ -307,7 +285,7 @@ def _weights_of(name: str, fits: Sequence[MixtureFit]) -> list[float]:
     return [dict(zip(fit.sources, fit.weights, strict=True)).get(name, 0.0) for fit in fits]
 
 
-def mixtures(fits: Sequence[MixtureFit], domains: Sequence[str]) -> Figure:
+def mixtures(fits: Sequence[MixtureFit], domains: Sequence[str]) -> Chart:
     """Each target as a mixture of sources, one bar in the colours of the domains."""
     data = [
         {
@@ -317,12 +295,8 @@ def mixtures(fits: Sequence[MixtureFit], domains: Sequence[str]) -> Figure:
             "x": _weights_of(name, fits),
             "y": list(range(len(fits))),
             "marker": {"color": f"@domain{at}"},
-            "hovertemplate": f"{label(name, 60)}: %{{x:.1%}}<extra></extra>",
+            "hover": [f"{label(name, 60)}: {weight:.1%}" for weight in _weights_of(name, fits)],
             "text": [f"{weight:.0%}" if weight >= 0.04 else "" for weight in _weights_of(name, fits)],
-            "textfont": {"color": "@onfill"},
-            "textposition": "inside",
-            "insidetextanchor": "middle",
-            "textangle": 0,
         }
         for at, name in enumerate(domains)
         if any(name in fit.sources for fit in fits)
@@ -331,14 +305,12 @@ def mixtures(fits: Sequence[MixtureFit], domains: Sequence[str]) -> Figure:
         data,
         100 + 38 * len(fits),
         barmode="stack",
-        xaxis={"tickformat": ".0%", "range": [0, 1]},
+        xaxis={"format": "percent", "range": [0, 1]},
         yaxis=axis([fit.target for fit in fits], autorange="reversed"),
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        margin={"t": 36},
     )
 
 
-def ruler(target: Target) -> Figure:
+def ruler(target: Target) -> Chart:
     """How far the target is, between what is inside and what is outside."""
     marks = [("fresh sample of the sources", target.floor, "@good"), ("farthest source", target.reference, "@total")]
     marks.append((target.name, target.left, "@bad" if target.verdict == "outside" else "@accent"))
@@ -352,41 +324,31 @@ def ruler(target: Target) -> Figure:
                 "y": list(range(len(known))),
                 "marker": {"color": [color for _, _, color in known]},
                 "text": [f"{value:.3g}" for _, value, _ in known],
-                "textposition": "inside",
-                "textangle": 0,
-                "textfont": {"color": "@onfill"},
-                "hovertemplate": "%{x:.5g}<extra></extra>",
+                "hover": [f"{name}\n{value:.5g}" for name, value, _ in known],
             }
         ],
         70 + 36 * len(known),
-        xaxis={"title": {"text": "distance to the best mixture"}, "rangemode": "tozero"},
-        yaxis={
-            "tickmode": "array",
-            "tickvals": list(range(len(known))),
-            "ticktext": [label(name, 28) for name, _, _ in known],
-            "autorange": "reversed",
-        },
+        xaxis={"title": "distance to the best mixture", "rangemode": "tozero"},
+        yaxis={"ticktext": [label(name, 28) for name, _, _ in known], "autorange": "reversed"},
         showlegend=False,
     )
 
 
-def priors(estimates: PriorEstimates) -> Figure:
+def priors(estimates: PriorEstimates) -> Chart:
     """Priors of the target by both methods, with intervals, beside those of the sources."""
     rows = list(range(len(estimates.classes)))
-    data: list[Figure] = [
+    data: list[Chart] = [
         {
             "type": "scatter",
             "mode": "markers",
             "name": "sources",
             "x": list(estimates.source),
             "y": rows,
-            "marker": {
-                "symbol": "line-ns-open",
-                "size": 16,
-                "color": "@muted",
-                "line": {"width": 2, "color": "@muted"},
-            },
-            "hovertemplate": "sources %{x:.1%}<extra></extra>",
+            "marker": {"symbol": "upright", "size": 16, "color": "@muted"},
+            "hover": [
+                f"{label(name, 60)}\nsources {share:.1%}"
+                for name, share in zip(estimates.classes, estimates.source, strict=True)
+            ],
         }
     ]
     for name, values, color, shift in (
@@ -402,31 +364,26 @@ def priors(estimates: PriorEstimates) -> Figure:
                 "y": [row + shift for row in rows],
                 "marker": {"size": 9, "color": color},
                 "error_x": {
-                    "type": "data",
-                    "symmetric": False,
                     "array": [one.high - one.value for one in values],
                     "arrayminus": [one.value - one.low for one in values],
-                    "color": color,
-                    "thickness": 2,
-                    "width": 0,
                 },
-                "customdata": [[one.low, one.high] for one in values],
-                "hovertemplate": f"{name} %{{x:.1%}} [%{{customdata[0]:.1%}}, %{{customdata[1]:.1%}}]<extra></extra>",
+                "hover": [
+                    f"{label(of, 60)}\n{name} {one.value:.1%} [{one.low:.1%}, {one.high:.1%}]"
+                    for of, one in zip(estimates.classes, values, strict=True)
+                ],
             }
         )
     return figure(
         data,
         110 + max(26, min(36, 900 // len(rows))) * len(rows),
-        xaxis={"tickformat": ".0%", "rangemode": "tozero"},
+        xaxis={"format": "percent", "rangemode": "tozero"},
         yaxis=axis(estimates.classes, autorange="reversed"),
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-        margin={"t": 36},
     )
 
 
-def picture(shown: Picture, classes: Sequence[str]) -> Figure:
+def picture(shown: Picture, classes: Sequence[str]) -> Chart:
     """Samples on two axes, coloured by domain; a large mark at each domain's mean."""
-    data: list[Figure] = []
+    data: list[Chart] = []
     for at, name in enumerate(shown.domains):
         points = [(x, y, c) for x, y, d, c in shown.points if d == at]
         data.append(
@@ -434,12 +391,12 @@ def picture(shown: Picture, classes: Sequence[str]) -> Figure:
                 "type": "scatter",
                 "mode": "markers",
                 "name": label(name),
-                "legendgroup": str(at),
                 "x": [round(x, 5) for x, _, _ in points],
                 "y": [round(y, 5) for _, y, _ in points],
                 "marker": {"color": f"@domain{at}", "size": 5, "opacity": 0.55},
-                "customdata": [label(classes[c], 60) if c >= 0 else "no label" for _, _, c in points],
-                "hovertemplate": f"{label(name, 60)}, %{{customdata}}<extra></extra>",
+                "hover": [
+                    f"{label(name, 60)}, {label(classes[c], 60) if c >= 0 else 'no label'}" for _, _, c in points
+                ],
             }
         )
     for at, name in enumerate(shown.domains):
@@ -449,30 +406,22 @@ def picture(shown: Picture, classes: Sequence[str]) -> Figure:
                 "type": "scatter",
                 "mode": "markers",
                 "showlegend": False,
-                "legendgroup": str(at),
                 "x": [sum(x for x, _, _ in points) / len(points)],
                 "y": [sum(y for _, y, _ in points) / len(points)],
-                "marker": {
-                    "color": f"@domain{at}",
-                    "size": 17,
-                    "symbol": "diamond",
-                    "line": {"width": 2, "color": "@surface"},
-                },
-                "hovertemplate": f"mean of {label(name, 60)}<extra></extra>",
+                "marker": {"color": f"@domain{at}", "size": 17, "symbol": "diamond"},
+                "hover": [f"mean of {label(name, 60)}"],
             }
         )
     first, second = shown.explained
     return figure(
         data,
         460,
-        xaxis={"title": {"text": f"first axis, {first:.0%} of the variance"}, "zeroline": False},
-        yaxis={"title": {"text": f"second axis, {second:.0%}"}, "zeroline": False},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-        margin={"t": 36},
+        xaxis={"title": f"first axis, {first:.0%} of the variance"},
+        yaxis={"title": f"second axis, {second:.0%}"},
     )
 
 
-def contraction(seen: Contraction) -> Figure:
+def contraction(seen: Contraction) -> Chart:
     """J before and after the inner step, along training."""
     lines = (("before the inner step", seen.before, "@total"), ("after", seen.after, "@accent"))
     return figure(
@@ -484,21 +433,19 @@ def contraction(seen: Contraction) -> Figure:
                 "x": list(seen.steps),
                 "y": list(values),
                 "line": {"color": color, "width": 1.6},
-                "hovertemplate": "step %{x}: %{y:.4f}<extra></extra>",
+                "hover": [f"{name}\nstep {step}: {value:.4f}" for step, value in zip(seen.steps, values, strict=True)],
             }
             for name, values, color in lines
         ],
         320,
-        xaxis={"title": {"text": "step"}},
-        yaxis={"title": {"text": "inner objective J"}},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-        margin={"t": 36},
+        xaxis={"title": "step"},
+        yaxis={"title": "inner objective J"},
     )
 
 
-def tracking(seen: Tracking) -> Figure:
+def tracking(seen: Tracking) -> Chart:
     """Alignment loss against the gap, with the line of all steps and that of the settled ones."""
-    data: list[Figure] = [
+    data: list[Chart] = [
         {
             "type": "scatter",
             "mode": "markers",
@@ -506,15 +453,12 @@ def tracking(seen: Tracking) -> Figure:
             "showlegend": False,
             "x": list(seen.alignment),
             "y": list(seen.gap),
-            "marker": {
-                "color": list(seen.steps),
-                "colorscale": "@sequential",
-                "size": 6,
-                "opacity": 0.8,
-                "colorbar": {"title": {"text": "step"}, "thickness": 10, "outlinewidth": 0},
-            },
-            "customdata": list(seen.steps),
-            "hovertemplate": "step %{customdata}<br>alignment loss %{x:.4f}<br>gap %{y:+.4f}<extra></extra>",
+            "scale_title": "step",
+            "marker": {"color": list(seen.steps), "colorscale": "@sequential", "size": 6, "opacity": 0.8},
+            "hover": [
+                f"step {step}\nalignment loss {alignment:.4f}\ngap {gap:+.4f}"
+                for step, alignment, gap in zip(seen.steps, seen.alignment, seen.gap, strict=True)
+            ],
         }
     ]
     ends = [min(seen.alignment), max(seen.alignment)]
@@ -531,14 +475,11 @@ def tracking(seen: Tracking) -> Figure:
                     "x": ends,
                     "y": [found.intercept + found.slope * x for x in ends],
                     "line": {"color": color, "dash": dash, "width": 2},
-                    "hoverinfo": "skip",
                 }
             )
     return figure(
         data,
         400,
-        xaxis={"title": {"text": "alignment loss of the held-out domain"}},
-        yaxis={"title": {"text": "generalisation gap"}},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-        margin={"t": 36},
+        xaxis={"title": "alignment loss of the held-out domain"},
+        yaxis={"title": "generalisation gap"},
     )

@@ -1,36 +1,34 @@
-"""The page: template, style, script, Plotly and the figures in one string."""
+"""The page: template, style, scripts and the figures in one string."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from rcalign.diagnosis.advice import main_subject
 from rcalign.diagnosis.html import charts
 from rcalign.diagnosis.results import Diagnosis
 from rcalign.diagnosis.terminal import describe
 from rcalign.diagnosis.transport import Distance
+from rcalign.pages import chart_script, chart_style, embedded
 
 
 def render_html(diagnosis: Diagnosis) -> str:
-    """The whole report as one page that needs no network: about 5 MB, nearly all of it Plotly's script."""
+    """The whole report as one page that needs no network."""
     figures = _figures(diagnosis)
     return _template().render(
         diagnosis=diagnosis,
         subject=main_subject(diagnosis.held_out, diagnosis.target),
         fits=[one.mixture for one in diagnosis.held_out if one.mixture is not None],
         terms=_terms(diagnosis),
-        figures=_as_json(figures),
-        heights={name: figure["layout"]["height"] for name, figure in figures.items()},
-        plotly=Markup(get_plotlyjs()),
-        style=Markup(_file("style.css")),
-        script=Markup(_file("script.js")),
+        figures=Markup(embedded(figures)),
+        heights={name: figure["height"] for name, figure in figures.items()},
+        style=Markup(chart_style() + _file("style.css")),
+        script=Markup(chart_script() + _file("script.js")),
     )
 
 
@@ -40,10 +38,10 @@ def _terms(diagnosis: Diagnosis) -> list[charts.Term]:
     return [term for term in charts.TERMS if missing or term.key != "unsupported_part"]
 
 
-def _figures(diagnosis: Diagnosis) -> dict[str, charts.Figure]:
+def _figures(diagnosis: Diagnosis) -> dict[str, charts.Chart]:
     """Name of the chart -> figure."""
     reports = diagnosis.held_out
-    found: dict[str, charts.Figure] = {"picture": charts.picture(diagnosis.picture, diagnosis.classes)}
+    found: dict[str, charts.Chart] = {"picture": charts.picture(diagnosis.picture, diagnosis.classes)}
     if reports:
         found["parts"] = charts.parts(reports)
         found |= {f"heat-{term.key}": charts.heat_map(diagnosis, term) for term in _terms(diagnosis)}
@@ -65,14 +63,6 @@ def _figures(diagnosis: Diagnosis) -> dict[str, charts.Figure]:
     if diagnosis.tracking is not None:
         found["tracking"] = charts.tracking(diagnosis.tracking)
     return found
-
-
-def _as_json(value: Any) -> Markup:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    return Markup(
-        text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("\u2028", "\\u2028")
-    )
 
 
 def _number(value: float | None, digits: int = 3) -> str:

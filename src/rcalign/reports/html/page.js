@@ -1,36 +1,12 @@
-"use strict";
-// Names of data, domains and classes are only ever set as text, never as markup.
+// The charts and controls of the report. ``charts.js`` stands before it.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const $ = (id) => document.getElementById(id);
 const state = { table: 0, filter: "" };
 const table = () => DATA.tables[state.table];
 
 // ---- small helpers ---------------------------------------------------------------------------------------------
 
-function make(create, tag, attributes, children) {
-  const node = create(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (value === null || value === undefined) continue;
-    if (name === "text") node.textContent = value;
-    else node.setAttribute(name, value);
-  }
-  for (const child of children) node.append(child);
-  return node;
-}
-const html = (tag, attributes, ...children) => make((t) => document.createElement(t), tag, attributes, children);
-const svg = (tag, attributes, ...children) =>
-  make((t) => document.createElementNS("http://www.w3.org/2000/svg", t), tag, attributes, children);
-
-const clear = (node) => node.replaceChildren();
 const one = (value) => value.toFixed(1);
 const signed = (value) => (Math.abs(value) < 0.05 ? "" : value > 0 ? "+" : "−") + Math.abs(value).toFixed(1);
-const signedTick = (tick) => (tick > 0 ? `+${number(tick)}` : number(tick).replace("-", "−"));
-const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-const number = (value) => {
-  if (typeof value !== "number") return String(value);
-  const size = Math.abs(value);
-  return size !== 0 && (size < 0.01 || size >= 1e5) ? value.toExponential(1).replace("e+", "e") : String(+value.toPrecision(3));
-};
 const seconds = (value) => (value < 60 ? `${number(value)} s` : value < 5400 ? `${number(value / 60)} min` : `${number(value / 3600)} h`);
 
 function options(select, entries, keep) {
@@ -49,99 +25,6 @@ function visible(algorithm) {
   return words.length === 0 || words.some((word) => algorithm.toLowerCase().includes(word));
 }
 const shown = () => table().algorithms.filter(visible);
-
-// ---- tooltips and keyboard -------------------------------------------------------------------------------------
-
-function tip(text, x, y) {
-  const box = $("tip");
-  box.hidden = !text;
-  if (!text) return;
-  box.textContent = text;
-  const size = box.getBoundingClientRect();
-  box.style.left = `${Math.max(6, Math.min(x + 12, innerWidth - size.width - 6))}px`;
-  box.style.top = `${y + 16 + size.height > innerHeight ? y - size.height - 10 : y + 16}px`;
-}
-
-// Marks of a chart show their text under the pointer; with the chart focused, the arrow keys go from mark to mark.
-function interactive(root, marks) {
-  let at = -1;
-  for (const mark of marks) {
-    mark.node.addEventListener("pointerenter", (event) => tip(mark.text, event.clientX, event.clientY));
-    mark.node.addEventListener("pointermove", (event) => tip(mark.text, event.clientX, event.clientY));
-    mark.node.addEventListener("pointerleave", () => tip(""));
-  }
-  if (marks.length === 0) return;
-  root.setAttribute("tabindex", "0");
-  root.addEventListener("blur", () => tip(""));
-  root.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (event.key === "Escape") tip("");
-    if (!step) return;
-    event.preventDefault();
-    at = (at + step + marks.length) % marks.length;
-    const box = marks[at].node.getBoundingClientRect();
-    tip(marks[at].text, box.left + box.width / 2, box.top + box.height / 2);
-  });
-}
-
-// ---- scales ----------------------------------------------------------------------------------------------------
-
-function linear(low, high, from, to) {
-  const scale = (value) => from + ((value - low) / (high - low || 1)) * (to - from);
-  const raw = (high - low) / 6 || 1;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= raw);
-  scale.ticks = [];
-  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-6; tick += step) scale.ticks.push(+tick.toPrecision(12));
-  return scale;
-}
-
-function logarithmic(low, high, from, to) {
-  const inner = linear(Math.log10(low), Math.log10(high), from, to);
-  const scale = (value) => inner(Math.log10(value));
-  scale.ticks = [];
-  for (let p = Math.ceil(Math.log10(low) - 1e-9); p <= Math.log10(high) + 1e-9; p++) scale.ticks.push(10 ** p);
-  if (scale.ticks.length < 2) {
-    scale.ticks = [1, 2, 5].flatMap((k) => [-1, 0, 1].map((p) => k * 10 ** (Math.floor(Math.log10(low)) + p)));
-    scale.ticks = scale.ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001).sort((a, b) => a - b);
-  }
-  return scale;
-}
-
-function padded(values, share = 0.08, least = 0.5) {
-  const low = Math.min(...values), high = Math.max(...values);
-  const more = Math.max((high - low) * share, least);
-  return [low - more, high + more];
-}
-
-function figure(root, caption, label) {
-  const frame = html("figure", {}, ...(caption ? [html("figcaption", { text: caption })] : []));
-  root.append(frame);
-  const width = Math.max(240, Math.floor(frame.clientWidth));
-  const drawing = svg("svg", { role: "img", "aria-label": label });
-  frame.append(drawing);
-  return { drawing, width, size: (height) => { drawing.setAttribute("viewBox", `0 0 ${width} ${height}`); drawing.setAttribute("height", height); } };
-}
-
-function axes(drawing, x, y, box, { xLabel, yLabel, xText = number, yText = number }) {
-  for (const tick of y.ticks) {
-    drawing.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(tick), y2: y(tick) }));
-    drawing.append(svg("text", { x: box.left - 6, y: y(tick) + 4, "text-anchor": "end", text: yText(tick) }));
-  }
-  let free = -Infinity;
-  for (const tick of x.ticks) {
-    const text = xText(tick), half = text.length * 3.2;
-    drawing.append(svg("line", { class: "axis", x1: x(tick), x2: x(tick), y1: box.bottom, y2: box.bottom + 4 }));
-    if (x(tick) - half < free) continue;
-    free = x(tick) + half + 6;
-    drawing.append(svg("text", { x: x(tick), y: box.bottom + 16, "text-anchor": "middle", text }));
-  }
-  drawing.append(svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
-  if (xLabel) drawing.append(svg("text", { x: (box.left + box.right) / 2, y: box.bottom + 32, "text-anchor": "middle", text: xLabel }));
-  if (yLabel) drawing.append(svg("text", { x: box.left - 36, y: box.top - 8, text: yLabel }));
-}
-
-const empty = (root, text) => root.append(html("p", { class: "empty", text }));
 
 // ---- overview: sorting, filtering ------------------------------------------------------------------------------
 

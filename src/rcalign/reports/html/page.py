@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 import jinja2
 
+from rcalign.pages import chart_script, chart_style, embedded
 from rcalign.reports import published
 from rcalign.reports.figures import AVERAGE, Results, compare, default_baseline, leaders, mean_ranks, median_seconds
 from rcalign.reports.html.series import page_data
@@ -31,8 +30,8 @@ def make_page(report: Report) -> str:
     template = environment.from_string((files / "page.html").read_text())
     return template.render(
         report=report,
-        css=(files / "page.css").read_text(),
-        js=(files / "page.js").read_text(),
+        css=chart_style() + (files / "page.css").read_text(),
+        js=chart_script() + (files / "page.js").read_text(),
         data=embedded(page_data(report)),
         overviews=[overview(table, report) for table in report.results],
         averages=averages_table(report.results) if _several_data_sets(report) else None,
@@ -40,16 +39,6 @@ def make_page(report: Report) -> str:
         failures=[run for run in report.sweep.runs if run.last_lines],
         environment=environment_rows(report),
     )
-
-
-def embedded(value: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever names it holds.
-
-    >>> embedded({"a": "</script><b>"})
-    '{"a":"\\\\u003c/script\\\\u003e\\\\u003cb\\\\u003e"}'
-    """
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @dataclass(frozen=True)
