@@ -317,8 +317,10 @@ class DividedRows:
             return features(grouped, *parameters.values())
         parts = torch.tensor_split(grouped, self.accumulate, dim=1)
         # the parameters are arguments: in the backward pass a look-ahead's are no longer in the network
-        pieces = [checkpoint(features, part, *parameters.values(), use_reentrant=False) for part in parts]
-        return torch.cat(pieces, dim=1)
+        values = list(parameters.values())
+        pieces = [checkpoint(features, part, *values, use_reentrant=False) for part in parts[:-1]]
+        # the backward pass begins with the last piece, which therefore need not be computed again
+        return torch.cat([*pieces, features(parts[-1], *values)], dim=1)
 
     def _batch_norm(self, layer: nn.modules.batchnorm._BatchNorm, forward: Callable[[Tensor], Tensor]) -> Any:
         def of_all_rows(x: Tensor) -> Tensor:

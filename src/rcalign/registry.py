@@ -33,6 +33,7 @@ class Traits:
     images_only: needs image input and a convolutional backbone with stages.
     erm_when: hyperparameters with which a step equals plain training on the mean over domains of the mean loss.
     recipe_part: a first stage that is no method of its own; left out of listings of methods.
+    row_losses: its loss is a mean over the rows of a batch, so that the pieces of one may be descended one by one.
     """
 
     min_domains: int = 1
@@ -44,6 +45,7 @@ class Traits:
     images_only: bool = False
     erm_when: tuple[tuple[str, object], ...] | None = None
     recipe_part: bool = False
+    row_losses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,19 @@ class Batch:
         sizes = tuple(size if k in set(chosen) else 0 for k, size in enumerate(self.sizes))
         return Batch(rows(self.x), rows(self.y), rows(self.domain), rows(self.index), sizes)
 
+    def pieces(self, count: int) -> Iterator[Batch]:
+        """The batch cut into ``count`` batches, each with about as many rows of every domain.
+
+        >>> batch = Batch.from_domains([(torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64))] * 2)
+        >>> [part.sizes for part in batch.pieces(2)]
+        [(2, 2), (2, 2)]
+        """
+        positions = [torch.tensor_split(rows, count) for rows in self.split(torch.arange(len(self)))]
+        for part in zip(*positions, strict=True):
+            rows = torch.cat(part).to(self.y.device)
+            sizes = tuple(len(rows) for rows in part)
+            yield Batch(self.x[rows], self.y[rows], self.domain[rows], self.index[rows], sizes)
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         return Batch(self.x.to(device), self.y.to(device), self.domain.to(device), self.index.to(device), self.sizes)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from dividing import ROWS, STEPS, cases, train
+from dividing import ROWS, STEPS, cases, in_double, train
 from torch import nn
 
 import toy
 from rcalign.checkpoints import load_weights
+from rcalign import registry
 from rcalign.distributed import DividedRows, Workers, bytes_per_step
 from rcalign.errors import InputError
 
@@ -116,3 +117,16 @@ def test_the_formula_of_traffic_predicts_the_count(size: int, tmp_path: Path) ->
         )
         for kind, number in expected.items():
             assert int(found[f"sent.{kind}"]) == STEPS * number, (name, kind)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if registry.get(name).traits.row_losses])
+def test_pieces_of_a_mean_over_rows_add_up(name: str) -> None:
+    whole, pieces = toy.make(name).double(), toy.make(name).double()
+    for model in (whole, pieces):
+        model.optimizers = model.make_optimizers()
+    for step in range(5):
+        data = in_double(toy.batch(step, (7, 7, 7)))
+        a, b = whole.step(data), pieces.step_in_pieces(data, 3)
+        assert a.keys() == b.keys() and abs(float(a["loss"]) - float(b["loss"])) < TOLERANCE
+    for key, value in whole.state_dict().items():
+        torch.testing.assert_close(pieces.state_dict()[key], value, atol=TOLERANCE, rtol=TOLERANCE)

@@ -148,6 +148,20 @@ class Algorithm(nn.Module):
         self.descend(output.loss)
         return {"loss": output.loss.detach(), **output.logs}
 
+    def step_in_pieces(self, batch: Batch, pieces: int) -> Logs:
+        """The same update as ``step`` with the memory of one piece; for algorithms with the trait ``row_losses``."""
+        batch = self.checked(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, Tensor | float] = {}
+        for part in batch.pieces(pieces):
+            output, share = self.loss(part), len(part) / len(batch)
+            (share * output.loss).backward()
+            for name, value in {"loss": output.loss.detach(), **output.logs}.items():
+                sums[name] = sums.get(name, 0.0) + share * value
+        self.optimizer.step()
+        self.steps_done += 1
+        return sums
+
     def refresh_due(self) -> bool:
         """Whether the loop must call ``refresh`` before the next step."""
         return False

@@ -27,7 +27,7 @@ from rcalign.types import Batch, StepOutput
     summary="cross-entropy of logits with the log class counts added",
     paper="Ren et al., Balanced Meta-Softmax for Long-Tailed Visual Recognition (2020)",
     family="long-tailed, logit prior",
-    traits=Traits(needs_counts=True),
+    traits=Traits(needs_counts=True, row_losses=True),
 )
 class BSoftmax(Algorithm):
     log_prior: Tensor  # (K, C)

@@ -25,7 +25,7 @@ from rcalign.types import Batch, StepOutput
     summary="plain training on all source domains together",
     paper="Vapnik, Statistical Learning Theory (1998)",
     family="baseline",
-    traits=Traits(erm_when=()),
+    traits=Traits(erm_when=(), row_losses=True),
 )
 class ERM(Algorithm):
     @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from rcalign.types import Batch, StepOutput
     summary="plain training on batches with all classes of a domain equally likely",
     paper="Yang et al., On Multi-Domain Long-Tailed Recognition, Imbalanced Domain Generalization and Beyond (2022)",
     family="long-tailed, sampling",
-    traits=Traits(needs_counts=True, balanced_sampling=True, erm_when=()),
+    traits=Traits(needs_counts=True, balanced_sampling=True, erm_when=(), row_losses=True),
 )
 class ReSamp(Algorithm):
     def loss(self, batch: Batch) -> StepOutput:

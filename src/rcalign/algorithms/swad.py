@@ -23,7 +23,7 @@ from rcalign.spaces import Choice, Field
     summary="ERM with its weights averaged over a valley of the validation loss",
     paper="Cha et al., SWAD: Domain Generalization by Seeking Flat Minima (2021)",
     family="flat minima, averaging",
-    traits=Traits(averages="swad", erm_when=()),
+    traits=Traits(averages="swad", erm_when=(), row_losses=True),
 )
 class SWAD(ERM):
     @dataclass(frozen=True, kw_only=True)

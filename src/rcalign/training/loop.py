@@ -72,7 +72,10 @@ def fit(
     together(lambda: folder.keep_records_until(at.step), first_only=True)
     if tracker is not None and here.is_first:
         tracker.keep_until(at.step)
-    divided = [DividedRows(network, model.hparams.batch_size, config.accumulate) for network in model.row_networks]
+    # pieces of a loss that is a mean over rows are simply added up; others need all features before their loss
+    adds_up = model.traits.row_losses and here.size == 1 and model.hparams.dropout == 0
+    pieces = 1 if adds_up else config.accumulate
+    divided = [DividedRows(network, model.hparams.batch_size, pieces) for network in model.row_networks]
     batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling, here)
     autocast = torch.autocast(task.inputs.device.type, torch.bfloat16, enabled=config.precision == "bf16")
     on_cpu = task.inputs.device.type == "cpu"
@@ -88,7 +91,8 @@ def fit(
             with autocast, contextlib.ExitStack() as stack:
                 for part in divided:
                     stack.enter_context(part)
-                logs = model.step(batch)
+                in_pieces = adds_up and config.accumulate > 1
+                logs = model.step_in_pieces(batch, config.accumulate) if in_pieces else model.step(batch)
             at.step += 1
             last = at.step == config.steps
             due = at.step % config.evaluate_every == 0 or last
