@@ -1,12 +1,10 @@
-"""Where tensors are computed and how precisely."""
+"""Where tensors are computed."""
 
 from __future__ import annotations
 
 import torch
 
 from rcalign.errors import InputError, unknown
-
-PRECISIONS = ("fp32", "bf16")
 
 
 def resolve_device(name: str) -> str:
@@ -37,14 +35,3 @@ def resolve_device(name: str) -> str:
 
 def _count(kind: str) -> int:
     return torch.cuda.device_count() if kind == "cuda" else 1
-
-
-def check_precision(name: str) -> str:
-    """The name, if there is such a precision.
-
-    >>> check_precision("bf16")
-    'bf16'
-    """
-    if name not in PRECISIONS:
-        raise unknown("precision", name, PRECISIONS)
-    return name

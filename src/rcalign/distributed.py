@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -233,6 +233,14 @@ def check_division(batch_size: int, accumulate: int) -> None:
         )
 
 
+class ScaledGradients(Protocol):
+    """Gradients multiplied by a factor inside a network, for half precision."""
+
+    def entering(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]: ...
+
+    def leaving(self, output: Tensor) -> Tensor: ...
+
+
 class DividedRows:
     """Makes a network work on this worker's share of every batch, ``accumulate`` pieces one after the other.
 
@@ -248,7 +256,9 @@ class DividedRows:
     torch.Size([8, 3])
     """
 
-    def __init__(self, network: nn.Module, batch_size: int, accumulate: int = 1) -> None:
+    def __init__(
+        self, network: nn.Module, batch_size: int, accumulate: int = 1, scale: ScaledGradients | None = None
+    ) -> None:
         self.workers = workers()
         check_division(batch_size, accumulate)
         self.batch_size = batch_size
@@ -256,7 +266,8 @@ class DividedRows:
         self._network = network
         self._forward = network.forward
         self._active = False
-        if self.workers.size > 1 or accumulate > 1:
+        self._scale = scale
+        if self.workers.size > 1 or accumulate > 1 or scale is not None:
             network.forward = self._divided  # type: ignore[method-assign]
         self._norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         if self.workers.size > 1:
@@ -298,12 +309,18 @@ class DividedRows:
         trained: dict[str, Tensor] = {
             name: value for name, value in self._network.named_parameters() if value.requires_grad
         }
+        if self._scale is not None and trained:
+            trained = dict(zip(trained, self._scale.entering(list(trained.values())), strict=True))
         if self.workers.size == 1:
-            return self._pieces(grouped, trained).flatten(0, 1)
+            return self._scaled(self._pieces(grouped, trained)).flatten(0, 1)
         start, end = self.workers.share(self.batch_size)
         if torch.is_grad_enabled() and trained:
             trained = dict(zip(trained, copied(list(trained.values())), strict=True))
-        return _Gathered.apply(self._pieces(grouped[:, start:end], trained), self.batch_size).flatten(0, 1)
+        own = self._scaled(self._pieces(grouped[:, start:end], trained))
+        return _Gathered.apply(own, self.batch_size).flatten(0, 1)
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        return features if self._scale is None else self._scale.leaving(features)
 
     def _pieces(self, grouped: Tensor, parameters: dict[str, Tensor]) -> Tensor:
         """(m, b, ...) -> features (m, b, h); where there are pieces, each is computed again in the backward pass."""
@@ -513,33 +530,43 @@ def _meet(rank: int, size: int) -> dist.Store:
     return meeting
 
 
-def together(act: Callable[[], T], *, first_only: bool = False) -> T | None:
-    """Runs ``act`` on every worker (or on the first only) and waits for all; an ``InputError`` of one is raised by all.
+def together(act: Callable[[], T]) -> T:
+    """What ``act`` returns, once every worker has run it; an ``InputError`` of one worker is raised by all of them.
 
     Without this, the others would wait forever for a worker that has given up.
 
     >>> together(lambda: 3)
     3
     """
-    here = workers()
-    if here.size == 1:
+    if workers().size == 1:
         return act()
-    result, problem = None, ""
-    if here.is_first or not first_only:
-        try:
-            result = act()
-        except InputError as error:
-            problem = str(error)
+    results: list[T] = []
+    problem = ""
+    try:
+        results.append(act())
+    except InputError as error:
+        problem = str(error)
+    _raise_any(problem)
+    return results[0]
+
+
+def first_alone(act: Callable[[], object]) -> None:
+    """Runs ``act`` on the first worker only; the others wait for it, and raise its ``InputError`` if it has one."""
+    here = workers()
+    together(act if here.is_first else lambda: None)
+
+
+def _raise_any(problem: str) -> None:
+    """Raises what any worker has to complain of; "" is nothing."""
     text = problem.encode()[:MESSAGE_BYTES]
     mine = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
-    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else mine[:0]
-    found = [torch.empty_like(mine, device=_device()) for _ in range(here.size)]
+    mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    found = [torch.empty_like(mine, device=_device()) for _ in range(workers().size)]
     dist.all_gather(found, mine.to(_device()))
     for rank, message in enumerate(found):
         said = bytes(message.tolist()).rstrip(b"\0").decode(errors="replace")
         if said:
             raise InputError(said if rank == 0 else f"worker {rank}: {said}")
-    return result
 
 
 def any_worker(flag: bool) -> bool:

@@ -15,8 +15,8 @@ from dividing import ROWS, STEPS, cases, in_double, train
 from torch import nn
 
 import toy
-from rcalign.checkpoints import load_weights
 from rcalign import registry
+from rcalign.checkpoints import load_weights
 from rcalign.distributed import DividedRows, Workers, bytes_per_step
 from rcalign.errors import InputError
 

@@ -74,7 +74,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a.loss, b.loss, rtol=1e-3)
         np.testing.assert_allclose(a.validation, b.validation, atol=0.02)
-    assert abs(RunFolder(found).result()["average"] - RunFolder(expected).result()["average"]) < 0.03  # type: ignore[index]
+    assert abs(RunFolder(found).result().average - RunFolder(expected).result().average) < 0.03  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm
 from rcalign.checkpoints import load_state, load_weights, save_state, save_weights
-from rcalign.distributed import DividedRows, any_worker, together, workers
+from rcalign.distributed import DividedRows, any_worker, first_alone, workers
 from rcalign.errors import DivergedError
 from rcalign.evaluation.evaluate import (
     Part,
@@ -30,6 +30,7 @@ from rcalign.interrupts import asked_to_stop
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, recompute_batch_norm
+from rcalign.training.scaling import GradientScale
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker
 from rcalign.types import Batch
@@ -68,16 +69,18 @@ def fit(
 ) -> RunResult:
     """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result."""
     here = workers()
-    at = _restore(model, folder, averaging) if resume and folder.state_file.exists() else _Progress()
-    together(lambda: folder.keep_records_until(at.step), first_only=True)
+    scale = GradientScale(model.optimizers.values()) if config.precision == "fp16" else None
+    at = _restore(model, folder, averaging, scale) if resume and folder.state_file.exists() else _Progress()
+    first_alone(lambda: folder.keep_records_until(at.step))
     if tracker is not None and here.is_first:
         tracker.keep_until(at.step)
     # pieces of a loss that is a mean over rows are simply added up; others need all features before their loss
     adds_up = model.traits.row_losses and here.size == 1 and model.hparams.dropout == 0
     pieces = 1 if adds_up else config.accumulate
-    divided = [DividedRows(network, model.hparams.batch_size, pieces) for network in model.row_networks]
+    divided = [DividedRows(network, model.hparams.batch_size, pieces, scale) for network in model.row_networks]
     batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling, here)
-    autocast = torch.autocast(task.inputs.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    autocast = torch.autocast(task.inputs.device.type, half, enabled=half is not None)
     on_cpu = task.inputs.device.type == "cpu"
     logs: Mapping[str, Tensor | float] = {}
     started = time.perf_counter() - at.seconds
@@ -119,11 +122,11 @@ def fit(
                     folder.append(record)
                     if best:
                         save_weights(folder.best_file, model.state_dict())
-                    _save(model, folder, averaging, at)
+                    _save(model, folder, averaging, scale, at)
                 bar.update(line, figures=f"validation {100 * record.validation:.1f} %")
             elif stopped and here.is_first:
                 at.seconds = time.perf_counter() - started
-                _save(model, folder, averaging, at)
+                _save(model, folder, averaging, scale, at)
             if stopped and not last:
                 raise Interrupted(at.step)
         at.seconds = time.perf_counter() - started
@@ -198,20 +201,27 @@ def _record(
     )
 
 
-def _save(model: Algorithm, folder: RunFolder, averaging: Averaging | None, at: _Progress) -> None:
+def _save(
+    model: Algorithm, folder: RunFolder, averaging: Averaging | None, scale: GradientScale | None, at: _Progress
+) -> None:
     state = {
         "model": model.training_state(),
         "averaging": None if averaging is None else averaging.state(),
+        "scale": None if scale is None else scale.state(),
         "at": dict(vars(at)),
     }
     save_state(folder.state_file, state)
 
 
-def _restore(model: Algorithm, folder: RunFolder, averaging: Averaging | None) -> _Progress:
+def _restore(
+    model: Algorithm, folder: RunFolder, averaging: Averaging | None, scale: GradientScale | None
+) -> _Progress:
     state = load_state(folder.state_file)
     model.load_training_state(state["model"])
     if averaging is not None:
         averaging.load(state["averaging"])
+    if scale is not None:
+        scale.load(state["scale"])
     return _Progress(**state["at"])
 
 

@@ -176,7 +176,14 @@ class TrainOptions:
         str,
         Option(help="auto, cpu, cuda, cuda:1 or mps.", group=COMPUTING, in_plan=False, decides=False),
     ] = "auto"
-    precision: Annotated[str, Option(help="Of the training steps.", group=COMPUTING, choices=("fp32", "bf16"))] = "fp32"
+    precision: Annotated[
+        str,
+        Option(
+            help="Of the training steps; fp16 scales gradients, for GPUs that lack bf16.",
+            group=COMPUTING,
+            choices=("fp32", "bf16", "fp16"),
+        ),
+    ] = "fp32"
     compile: Annotated[
         bool,
         Option(help="Compile the network: a minute at first, faster steps after.", group=COMPUTING, decides=False),

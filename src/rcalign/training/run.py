@@ -12,7 +12,7 @@ from torch import Tensor
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.checkpoints import load_weights
-from rcalign.distributed import agree, check_division, together, workers
+from rcalign.distributed import agree, check_division, first_alone, together, workers
 from rcalign.errors import InputError
 from rcalign.registry import RegisteredAlgorithm
 from rcalign.store.results import RunResult
@@ -91,7 +91,7 @@ def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:
                 "workers share."
             )
 
-    together(lambda: folder.begin(config, resume), first_only=True)
+    first_alone(lambda: folder.begin(config, resume))
     together(seen)
     agree("the code, the data or an option", json.dumps([config.identity(), config.versions], sort_keys=True))
 
