@@ -176,7 +176,9 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         self.validation_score_ = result.validation
         augmentation = task.augmentation
         self.model_ = TrainedModel(job.config, model, task.frozen, augmentation, task.inputs.device, self.temperature_)
-        self._n_features_out = task.backbone.features
+        example = next(task.inputs.batches(np.concatenate(list(task.splits.train.values()))[:1]))
+        like = next(model.head.parameters())
+        self._n_features_out = model.embed(example.to(like)).shape[1]  # a method may put layers between
         return self
 
     def _entry(self, alone: bool) -> RegisteredAlgorithm:
@@ -216,8 +218,8 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         values = column_or_1d(domains)
         if len(values) != rows:
             raise InputError(f"there are {len(values)} domains for {rows} rows: give one for each row.")
-        if any(value is None or value != value for value in values.tolist()):
-            raise InputError("some rows have no domain (NaN or None): name one for each row.")
+        if any(map(_is_missing, values.tolist())):
+            raise InputError("some rows have no domain (NaN, NA or None): name one for each row.")
         self.domains_, codes = np.unique(values, return_inverse=True)
         return self.domains_, codes
 
@@ -382,6 +384,14 @@ class DomainStratifiedShuffleSplit(BaseCrossValidator):
         return self.n_splits
 
 
+def _is_missing(value: Any) -> bool:
+    """None, or what compares with itself to anything but equal: NaN, NaT and pandas' NA."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
+
+
 def _domain_of_rows(domains: Any, groups: Any) -> np.ndarray:
     if (domains is None) == (groups is None):
         raise InputError("each row's domain is needed once: give domains (or, by scikit-learn's name, groups).")
@@ -402,9 +412,17 @@ def _divided(dataset: Dataset, share: float, seed: int) -> Splits:
 def _as_paths(X: Any) -> list[Path] | None:
     """X as absolute paths, if it is a list (or a column) of them."""
     values = X.tolist() if hasattr(X, "tolist") and getattr(X, "ndim", 0) == 1 else X
-    if isinstance(values, (list, tuple)) and values and all(isinstance(item, (str, os.PathLike)) for item in values):
-        return [Path(os.path.abspath(item)) for item in values]
-    return None
+    if not isinstance(values, (list, tuple)) or not values:
+        return None
+    if not all(isinstance(item, (str, os.PathLike)) for item in values):
+        return None
+    paths = [Path(os.path.abspath(item)) for item in values]
+    if all(isinstance(item, str) for item in values) and not any(path.suffix or path.exists() for path in paths):
+        raise InputError(
+            f"X is a list of texts such as {values[0]!r}, of which none is a file: give paths of image files, or "
+            "numbers, such as embeddings of the texts."
+        )
+    return paths
 
 
 def _files(paths: list[Path], model: TrainedModel) -> Iterator[Tensor]:

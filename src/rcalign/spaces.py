@@ -213,7 +213,7 @@ def _checked(name: str, value: Any, kind: Any, note: Field) -> Any:
     wanted = getattr(kind, "__name__", str(kind))
     try:
         value = _converted(value, kind)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # overflow: infinity is no whole number
         raise InputError(f"hyperparameter '{name}' is {value!r}, but a value of type {wanted} is expected.") from None
     if note.choices is not None and value not in note.choices:
         options = ", ".join(repr(choice) for choice in note.choices)

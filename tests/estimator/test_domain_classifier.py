@@ -337,3 +337,24 @@ def test_domain_stratified_splits_keep_every_pair() -> None:
     assert not np.array_equal(np.sort(parts[0][1]), np.sort(parts[1][1]))
     again = list(splitter.split(y, y, domains=domains))
     assert all(np.array_equal(a[1], b[1]) for a, b in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["PCL", "iDAG", "ERM"])
+def test_features_out_are_as_many_as_transform_gives(rows: Rows, algorithm: str) -> None:
+    X, y, domains = rows
+    model = DomainClassifier(algorithm, steps=2).fit(X, y, domains=domains)
+    assert model.transform(X[:3]).shape == (3, len(model.get_feature_names_out()))
+
+
+def test_texts_are_not_taken_for_paths() -> None:
+    with pytest.raises(InputError, match="a list of texts such as 'good film'"):
+        DomainClassifier("ERM", steps=2).fit(["good film", "bad film"] * 4, [0, 1] * 4)
+
+
+def test_a_missing_domain_of_any_kind_is_named(rows: Rows) -> None:
+    X, y, domains = rows
+    pandas = pytest.importorskip("pandas")
+    for missing in (None, float("nan"), pandas.NA, pandas.NaT):
+        some = np.array([*map(str, domains[:-1]), missing], dtype=object)
+        with pytest.raises(InputError, match="some rows have no domain"):
+            DomainClassifier("ERM", steps=2).fit(X, y, domains=some)

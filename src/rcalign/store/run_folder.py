@@ -136,12 +136,12 @@ class RunFolder:
             if not self.config_file.exists():
                 write_json(self.config_file, dataclasses.asdict(config))
         except (PermissionError, NotADirectoryError, FileExistsError):
-            raise InputError(f"the output folder '{self.path}' cannot be written: choose another with --out.") from None
+            raise InputError(f"the output folder '{self.path}' cannot be written: choose another `out`.") from None
 
     def _acquire(self) -> None:
         self._lock = acquire(self.path / ".lock")
         if self._lock is None:
-            raise InputError(f"another process is training in '{self.path}': wait for it, or choose another --out.")
+            raise InputError(f"another process is training in '{self.path}': wait for it, or choose another `out`.")
 
     def release(self) -> None:
         """Releases the lock on the run folder."""
@@ -155,14 +155,14 @@ class RunFolder:
             state = "finished" if self.result_file.exists() else "unfinished"
             raise InputError(
                 f"the output folder '{self.path}' holds another run ({state}: {found.algorithm}, seed {found.seed}): "
-                "choose another --out, or give --resume to go on with that one."
+                "choose another `out`, or give `resume` to go on with that one."
             )
         ours, theirs = json.loads(json.dumps(config.identity())), json.loads(json.dumps(found.identity()))
         for name, value in ours.items():
             if value != theirs[name]:
                 raise InputError(
                     f"'{self.path}' cannot be resumed: its {name.replace('_', ' ')} is {_short(theirs[name])}, but "
-                    f"{_short(value)} was asked for: give the same options, or another --out."
+                    f"{_short(value)} was asked for: give the same options, or another `out`."
                 )
 
     def append(self, record: Record) -> None:

@@ -74,7 +74,7 @@ def complete(
             raise
         why = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise InputError(
-            f"torch.compile does not work here ({why}): install a C++ compiler, or leave --compile out."
+            f"torch.compile does not work here ({why}): install a C++ compiler, or leave `compile` out."
         ) from None
     finally:
         folder.release()
@@ -114,13 +114,15 @@ def _stage_one(
     )
     resume = first.config_file.exists()
     _begin(first, first_config, resume)
-    if first.result() is None:
-        model = _model(task, first_config)
-        averaging = _averaging(first_config, model)
-        result = fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress)
-        if workers().is_first:
-            first.finish(result)
-    first.release()
+    try:
+        if first.result() is None:
+            model = _model(task, first_config)
+            averaging = _averaging(first_config, model)
+            result = fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress)
+            if workers().is_first:
+                first.finish(result)
+    finally:
+        first.release()
     # a pretext task has no labels to choose a checkpoint by: its last weights are what it learned
     return load_weights(first.last_file if entry.traits.recipe_part else first.best_file)
 
