@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import rcalign
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, Network
 from rcalign.checkpoints import load_state, save_state
@@ -177,6 +178,22 @@ def test_ermplusplus_warms_up_the_head_alone_with_an_adam_of_its_own() -> None:
     assert steps == {"main": {2}, "warm_up": {2}}
 
 
+def test_ermplusplus_lowers_its_rate_on_a_plateau_and_remembers_it(tmp_path: Path) -> None:
+    model = make("ERM++", warm_up_steps=1)
+    model.observe(0.1)  # before the warm-up is over nothing is noted
+    model.step(batch(0))
+    rates = []
+    for loss in (1.0, 2.0, 0.5, 0.49999, 0.49998, 0.4, 0.5):
+        model.observe(loss)
+        rates.append(round(model.optimizer.param_groups[0]["lr"] / 1e-3, 6))
+    assert rates == [1, 1, 1, 1, 0.1, 0.1, 0.1]
+    save_state(tmp_path / "state", model.training_state())
+    resumed = make("ERM++", warm_up_steps=1)
+    resumed.load_training_state(load_state(tmp_path / "state"))
+    resumed.observe(0.5)  # the second in a row
+    assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+
+
 def test_ermplusplus_averages_from_its_step_on_and_goes_by_either_name() -> None:
     model = make("ERMPlusPlus", average_from=3)
     assert model.name == "ERM++" and model.traits.averages == "swa"
@@ -186,3 +203,16 @@ def test_ermplusplus_averages_from_its_step_on_and_goes_by_either_name() -> None
         averaging.update(model.state_dict())
         seen.append(weights(model)["head.weight"])
     torch.testing.assert_close(averaging.averaged()["head.weight"], torch.stack(seen[2:]).mean(0))
+
+
+def test_ermplusplus_trains_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(registry.get("ERM++").algorithm, "observe", lambda self, loss: seen.append(loss))
+    rng = np.random.default_rng(0)
+    y, domain = np.arange(90) % 3, np.arange(90) // 30
+    np.savez(tmp_path / "rows.npz", x=rng.normal(size=(90, 5)) + 3 * np.eye(5)[y], y=y, domain=domain)
+    changes = {"warm_up_steps": 2, "average_from": 4}
+    options = {"steps": 6, "evaluate_every": 2, "device": "cpu", "hparams": changes}
+    result = rcalign.train(tmp_path / "rows.npz", "erm++", ["2"], out=tmp_path / "run", **options)
+    assert result["algorithm"] == "ERM++" and result["weights"] == "averaged (swa): mean of 3 steps, from step 4"
+    assert len(seen) == 3 and np.isfinite(seen).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,31 @@ def test_ermplusplus_and_its_average_agree_after_every_step(reference: Path, cas
         assert float(logs["loss"]) == pytest.approx(recorded["log.loss"][t], abs=CLOSE)
         assert difference(model, recorded, t) < CLOSE, t
         assert averaged_difference(averaging, model, recorded, t) < CLOSE, t
+
+
+def test_ermplusplus_lowers_its_rate_as_recorded(reference: Path) -> None:
+    """By the averaged network's validation loss, as the peer's rule has it, handed over after every step."""
+    recorded, meta = load(reference, "steps/ermplusplus_schedule")
+    model = model_of(recorded, meta, warm_up_steps=1, average_from=2, lower_rate=True)
+    averaging = SWA(**model.averaging_options())
+    for t in range(recorded_steps(recorded)):
+        model.step(batch(recorded, t))
+        averaging.update(model.state_dict())
+        assert difference(model, recorded, t) < CLOSE, t
+        averaged = copy.deepcopy(model)
+        averaged.load_state_dict(averaging.averaged())
+        losses = [
+            F.cross_entropy(averaged.predict(tensor(recorded[f"val_x_{d}_{b}"])), tensor(recorded[f"val_y_{d}_{b}"]))
+            for d in range(3)
+            for b in range(2)
+        ]
+        model.observe(float(torch.stack(losses).mean()))
+        assert model.optimizer.param_groups[0]["lr"] == pytest.approx(recorded["after.lr"][t], rel=1e-12), t
+    unused = model_of(recorded, meta, warm_up_steps=1)  # the peer's training never calls its rule
+    unused.step(batch(recorded, 0))
+    for _ in range(5):
+        unused.observe(1.0)
+    assert unused.optimizer.param_groups[0]["lr"] == meta["hparams"]["lr"]
 
 
 # --- where the peer departs from the paper: we differ by default, and why ----------------------------------------

@@ -169,6 +169,9 @@ class Algorithm(nn.Module):
     def refresh(self, features: Tensor, y: Tensor, domain: Tensor) -> None:
         """Takes the features (n, h) of the whole training set, evaluation mode, with labels and domain positions."""
 
+    def observe(self, validation_loss: float) -> None:
+        """Takes the mean validation loss of the source domains at an evaluation, in the middle of training."""
+
     def start_from(self, stage_one: Mapping[str, Tensor]) -> None:
         """Takes over the weights (a ``state_dict``) of the run that ``traits.stage_one`` names."""
 

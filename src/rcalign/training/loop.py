@@ -113,6 +113,7 @@ def fit(
             if due:
                 at.seconds = time.perf_counter() - started
                 record = _evaluate(model, task, at, logs, bar)
+                model.observe(record.logs["validation_loss"])
                 if averaging is not None:
                     averaging.observe(record.logs["validation_loss"])
                 best = record.validation > at.best_validation
