@@ -27,16 +27,25 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 from torch import Tensor
 
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import registry, spaces
 from rcalign.data.cache import open_images
-from rcalign.data.source import Arrays, Dataset
+from rcalign.data.columns import Encoding, Table, is_gap, read_columns
+from rcalign.data.source import Arrays, Dataset, fingerprint
 from rcalign.data.sources.arrays import from_arrays
 from rcalign.data.sources.files import dataset_of_files
+from rcalign.data.sources.table import Roles, frame_columns, infer_columns, is_frame
 from rcalign.data.splits import Splits, mdlt_rule
 from rcalign.data.stream import decoded_batches
 from rcalign.errors import InputError, unknown
@@ -58,6 +67,8 @@ _PARAMETERS: dict[str, Any] = {  # name -> default
     **{name: described()[name].default for name in in_estimators()},
     "algorithm": "rc-align",
     "steps": 300,
+    "domains": None,
+    "class_weight": None,
     "validation_fraction": 0.2,
     "random_state": 0,
     "verbose": False,
@@ -78,14 +89,18 @@ def _signature() -> inspect.Signature:
 class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
     """A classifier for domains it has never seen, by any algorithm of ``rcalign algorithms``.
 
-    X: features (n, f), series (n, channels, t), images (n, h, w, 3) uint8, or a list of n image paths. Columns and
-    channels are standardised by the rows that train, never by those to be predicted.
+    X: features (n, f), series (n, channels, t), images (n, h, w, 3) uint8, a list of n image paths, or a data frame of
+    pandas or polars with numbers, categories, dates and gaps, whose encoding is learned in ``fit`` and applied to the
+    raw columns of every later frame. Columns and channels are standardised by the rows that train, never by those to be
+    predicted.
 
     The parameters are ``algorithm``, ``backbone`` and the other options of ``rcalign train`` that make sense without a
     folder, by the same names and with the same meaning (the fields of ``rcalign.training.options.TrainOptions``), such
     as ``weights``, ``freeze_backbone``, ``image_size``, ``average``, ``device``, ``precision``. What differs:
 
     - steps: 300 unless given; evaluate_every: None for five evaluations, among which the validation rows choose.
+    - domains: the column of a data frame that has each row's domain; it is not learned from.
+    - class_weight: None, "balanced" (classes are drawn alike often) or a weight for each class.
     - validation_fraction: share of each (domain, class) pair's rows that choose the checkpoint and the temperature of
       the probabilities instead of training.
     - random_state: an int repeats to the bit on the same machine.
@@ -143,9 +158,20 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
 
     # --- fitting -------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, domains: Any = None) -> DomainClassifier:
-        """Trains. domains: (n,) of any values; without them all rows are one domain, and the method plain training."""
+    def fit(self, X: Any, y: Any, domains: Any = None, sample_weight: Any = None) -> DomainClassifier:
+        """Trains. domains: (n,) of any values; without them all rows are one domain, and the method plain training.
+
+        sample_weight: (n,), at least 0: rows of a domain are drawn in proportion to it (each domain as often as the
+        others, whatever its weights). So a row of weight 2 counts like two copies of it on average, not to the bit.
+        """
+        X, domains = self._without_domain_column(X, domains)
         X, y = self._checked(X, y, fitting=True)
+        weights = self._row_weights(sample_weight, X, y)
+        if weights is not None and not weights.all():  # a row of weight zero is as if it was not there
+            kept = np.flatnonzero(weights)
+            X = X.select(kept) if isinstance(X, Table) else [X[k] for k in kept] if isinstance(X, list) else X[kept]
+            y, weights = y[kept], weights[kept]
+            domains = None if domains is None else column_or_1d(domains)[kept]
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -159,7 +185,8 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         dataset = self._dataset(X, labels, *self._domains(domains, len(labels)))
         splits = _divided(dataset, self.validation_fraction, options.seed)
         job = prepare(options, dataset, splits=splits, progress=bool(self.verbose))
-        task = job.task
+        task = dataclasses.replace(job.task, row_weights=weights)
+        self.encoding_: Encoding | None = task.encoding
         with tempfile.TemporaryDirectory(prefix="rcalign-") as folder:
             try:
                 model, result = complete(task, job.config, RunFolder(folder), job.hparams, progress=bool(self.verbose))
@@ -210,6 +237,32 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
+    def _without_domain_column(self, X: Any, domains: Any) -> tuple[Any, Any]:
+        """A data frame without its column of domains, and those as values."""
+        if self.domains is None:
+            return X, domains
+        if not is_frame(X):
+            raise InputError(f"domains is the column '{self.domains}', but X is no data frame: give fit(domains=...).")
+        if domains is not None:
+            raise InputError(f"domains are given twice: as the column '{self.domains}' and in fit. Leave one out.")
+        names = [str(name) for name in X.columns]
+        if self.domains not in names:
+            raise unknown("column of X, given as domains,", str(self.domains), names)
+        return X, np.asarray(frame_columns(X)[self.domains])
+
+    def _row_weights(self, sample_weight: Any, X: Any, y: np.ndarray) -> np.ndarray | None:
+        """One weight for each row, from those given and those of its class; None if all are alike."""
+        if sample_weight is None and self.class_weight is None:
+            return None
+        weights = np.ones(len(y))
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, np.zeros((len(y), 1)), ensure_non_negative=True)
+        if self.class_weight is not None:
+            weights = weights * compute_sample_weight(self.class_weight, y)
+        if not weights.any():
+            raise InputError("every row has weight zero: give at least some a weight above it.")
+        return np.asarray(weights, dtype=np.float64)
+
     def _domains(self, domains: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """All values in order, and the position of each row's."""
         if domains is None:
@@ -224,7 +277,11 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         return self.domains_, codes
 
     def _dataset(self, X: Any, labels: np.ndarray, domains: np.ndarray, codes: np.ndarray) -> Dataset:
-        if isinstance(X, list):
+        if isinstance(X, Table):
+            parts = [X.x.tobytes(), labels.tobytes(), codes.tobytes()]
+            none = np.zeros(len(labels), np.int64)
+            data = Dataset("X", (), (), none, none, None, None, X, (), fingerprint(parts))
+        elif isinstance(X, list):
             root = Path(os.path.commonpath([path.parent for path in X]))
             texts = [str(n) for n in labels], [str(n) for n in codes]
             data = dataset_of_files("X", root, X, *texts, skip_bad=False, progress=bool(self.verbose))
@@ -271,6 +328,9 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
     def _inputs(self, X: Any) -> Iterator[Tensor]:
         """Network inputs, a batch at a time."""
         model, X = self.model_, self._checked(X)
+        if isinstance(X, Table):
+            assert self.encoding_ is not None
+            X = self.encoding_.encode(X, "X")
         if isinstance(X, list) or X.ndim == 4:
             if model.augmentation is None:
                 shape = model.config.spec.input_shape
@@ -289,6 +349,13 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
 
     def _checked(self, X: Any, y: Any = None, *, fitting: bool = False) -> Any:
         """X as a list of paths or an array and, in fit, y (n,); by scikit-learn's own checks where they apply."""
+        table = self._as_table(X, fitting)
+        if table is not None:
+            if not fitting:
+                return table
+            y = column_or_1d(y, warn=True)
+            check_consistent_length(table.x, y)
+            return table, y
         paths = _as_paths(X)
         if paths is None and getattr(X, "ndim", 2) != 4:
             options: dict[str, Any] = {"dtype": [np.float64, np.float32], "allow_nd": True}
@@ -307,6 +374,33 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
         return X, y
+
+    def _as_table(self, X: Any, fitting: bool) -> Table | None:
+        """A data frame as a table; None for what is none, or has nothing but numbers and is read as an array."""
+        encoding: Encoding | None = None if fitting else getattr(self, "encoding_", None)
+        if encoding is not None:
+            if not is_frame(X):
+                raise InputError("the classifier was fitted on a data frame: give one with the same columns.")
+            raw = frame_columns(X)
+            return Table(encoding.read(raw, "X"), {c.name: raw[c.name] for c in encoding.columns}, encoding.columns)
+        if not fitting or not is_frame(X) or (self.domains is None and _only_numbers(X)):
+            return None
+        raw = frame_columns(X)
+        names = [name for name in raw if name != self.domains]
+        roles = Roles(label="", domain="" if self.domains is None else str(self.domains))
+        columns, notes = infer_columns(raw, roles, "X")
+        for note in notes:
+            warnings.warn(note, stacklevel=4)
+        self.n_features_in_ = len(names)
+        self.feature_names_in_ = np.array(names, dtype=object)
+        return Table(read_columns(columns, raw, "X"), {c.name: raw[c.name] for c in columns}, columns)
+
+
+def _only_numbers(frame: Any) -> bool:
+    columns = [np.asarray(frame[name]) for name in frame.columns]
+    return all(values.dtype.kind in "fiub" for values in columns) and not any(
+        is_gap(value) for values in columns if values.dtype.kind == "f" for value in values
+    )
 
 
 class LeaveOneDomainOut(BaseCrossValidator):

@@ -35,7 +35,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:no domains were given")
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-@parametrize_with_checks([DomainClassifier(steps=40)])  # every check passes: no expected failures
+DRAWN = "rows are drawn in proportion to their weights, which repeating them equals on average, not to the bit"
+UNEQUAL = {
+    "check_sample_weight_equivalence_on_dense_data": DRAWN,
+    "check_sample_weight_equivalence_on_sparse_data": DRAWN,
+}
+
+
+@parametrize_with_checks([DomainClassifier(steps=40)], expected_failed_checks=lambda estimator: UNEQUAL)
 def test_scikit_learn_conventions(estimator: DomainClassifier, check: object) -> None:
     check(estimator)  # type: ignore[operator]
 

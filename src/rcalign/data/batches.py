@@ -27,8 +27,9 @@ class Batches:
 
     content: an ImageStore (with an augmentation) or rows of numbers. y: (n,) int64 of all rows. rows: the training rows
     of each source domain, in the order of ``Batch.domain``. balanced: draw a class among those the domain has, each as
-    likely as the next, then one of its rows; only labels are read for that. workers: only this worker's share of each
-    domain's rows is read; the other rows of ``x`` are not numbers, so that nobody can use them unnoticed.
+    likely as the next, then one of its rows; only labels are read for that. weights: (n,) of all rows; a row is drawn
+    from its domain (or class) in proportion to its weight, by default each alike. workers: only this worker's share of
+    each domain's rows is read; the other rows of ``x`` are not numbers, so that nobody can use them unnoticed.
 
     >>> content = Arrays(np.arange(8, dtype=np.float32)[:, None])
     >>> batches = Batches(content, np.array([0, 1] * 4), [np.arange(4), np.arange(4, 8)], batch_size=3, seed=0)
@@ -49,6 +50,7 @@ class Batches:
         augmentation: Augmentation | None = None,
         device: torch.device | str = "cpu",
         workers: Workers = Workers(),  # noqa: B008  (frozen)
+        weights: np.ndarray | None = None,
     ) -> None:
         parts = list(rows.values()) if isinstance(rows, Mapping) else list(rows)
         for k, part in enumerate(parts):
@@ -64,6 +66,7 @@ class Batches:
         self._augmentation = augmentation
         self._device = torch.device(device)
         self._workers = workers
+        self._weights = None if weights is None else np.asarray(weights, dtype=np.float64)
         self._by_class: list[list[np.ndarray]] | None = None
         if balanced:
             self._by_class = [[part[self._y[part] == c] for c in np.unique(self._y[part])] for part in self._rows]
@@ -74,10 +77,16 @@ class Batches:
 
     def _draw(self, k: int, rng: np.random.Generator) -> np.ndarray:
         if self._by_class is None:
+            if self._weights is not None:
+                return _weighted(self._rows[k], self._weights, rng.random(self._batch_size))
             return self._rows[k][rng.integers(len(self._rows[k]), size=self._batch_size)]
         classes = self._by_class[k]
         which = rng.integers(len(classes), size=self._batch_size)
         place = rng.random(self._batch_size)  # one draw each, so that a row does not depend on the others' classes
+        if self._weights is not None:
+            return np.array(
+                [_weighted(classes[c], self._weights, np.array([p]))[0] for c, p in zip(which, place, strict=True)]
+            )
         return np.array([classes[c][int(p * len(classes[c]))] for c, p in zip(which, place, strict=True)], np.int64)
 
     def at(self, step: int) -> Batch:
@@ -148,6 +157,12 @@ def evaluation_batches(
             yield _needed(augmentation).evaluate(content.take(part).to(device))
         else:
             yield _rows(content, part).to(device)
+
+
+def _weighted(rows: np.ndarray, weights: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The rows at places in [0, 1), each row as wide as its weight says."""
+    ends = np.cumsum(weights[rows])
+    return rows[np.minimum(np.searchsorted(ends, places * ends[-1], side="right"), len(rows) - 1)]
 
 
 def _rows(content: Arrays | np.ndarray, rows: np.ndarray) -> Tensor:

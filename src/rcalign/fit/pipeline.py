@@ -206,9 +206,7 @@ def _finish(
     progress: bool,
 ) -> Fitted:
     by_name = {c.name: (c, done) for done in rounds for c in done.candidates}
-    costs = {
-        name: float(np.mean([by_name[name][1].outcomes[name][d].seconds for d in dataset.domains])) for name in scores
-    }
+    costs = {name: by_name[name][0].cost * by_name[name][1].steps for name in scores}
     choice = choose(scores, costs, rule)
     expected = expect(scores, dataset.domains, costs, rule)
     say(f"Chosen by the {rule} over left-out domains: {choice.reason}.")

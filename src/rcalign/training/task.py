@@ -67,6 +67,7 @@ class Task:
     frozen: nn.Module | None  # the image backbone whose features are the inputs
     augmentation: Augmentation | None  # of the images, also where a frozen backbone stands between
     encoding: Encoding | None = None  # of the columns of a table
+    row_weights: np.ndarray | None = None  # (n,): a row is drawn in proportion to its weight, within its domain
 
     @property
     def stored_size(self) -> int | None:
@@ -94,6 +95,7 @@ class Task:
             augmentation=self.inputs.augmentation,
             device=self.inputs.device,
             workers=workers,
+            weights=self.row_weights,
         )
 
     def evaluate(self, model: Algorithm, progress: Progress | None = None) -> list[Part]:

@@ -143,7 +143,7 @@ def from_columns(raw: Raw, roles: Roles, *, name: str, where: str, progress: boo
             "rows: classes are expected. For a quantity, make classes of it first (such as low, high)."
         )
     check_spelling(zip(domains, labels, strict=True))
-    columns, notes = _columns(raw, roles, where)
+    columns, notes = infer_columns(raw, roles, where)
     x = read_columns(columns, raw, where)
     read = {column.name: raw[column.name] for column in columns}
     parts = [x.tobytes(), "\0".join(labels).encode(), "\0".join(domains).encode(), roles.query().encode()]
@@ -162,7 +162,8 @@ def from_columns(raw: Raw, roles: Roles, *, name: str, where: str, progress: boo
     )
 
 
-def _columns(raw: Raw, roles: Roles, where: str) -> tuple[tuple[Column, ...], list[str]]:
+def infer_columns(raw: Raw, roles: Roles, where: str) -> tuple[tuple[Column, ...], list[str]]:
+    """What each column holds, those with a role of their own left out, and notes on those that cannot be read."""
     columns: list[Column] = []
     notes: list[str] = []
     for name, values in raw.items():
