@@ -84,10 +84,10 @@ def leave_one_domain_out(run: Run, companions: Sequence[Run] = ()) -> Choice | N
 def oracle(run: Run, companions: Sequence[Run] = ()) -> Choice:
     """Chooses by the tested domains themselves: an upper bound, never a result.
 
-    "lodo": the last checkpoint, ranked by the validation part of the domains held out (DomainBed). "mdlt": the
+    "lodo": the last checkpoint, ranked by the validation part of the domains held out (DomainBed). "mdlt", "wilds": the
     checkpoint with the largest mean test accuracy (BoDA).
     """
-    if run.protocol == "mdlt":
+    if run.protocol != "lodo":
         return _best(run, [(record, _mean(record, run.tested, "test")) for record in run.checkpoints])
     last = run.checkpoints[-1]
     return Choice(run, last, _mean(last, run.test_domains, "val"))
@@ -101,7 +101,7 @@ class Rule:
     title: str
     choose: Callable[[Run, Sequence[Run]], Choice | None]
     companions: bool = False
-    protocols: tuple[str, ...] = ("lodo", "mdlt")
+    protocols: tuple[str, ...] = ("lodo", "mdlt", "wilds")
 
 
 RULES = {
@@ -119,7 +119,7 @@ RULES = {
         Rule("mdlt", "mean validation accuracy over domains", training_domain, protocols=("mdlt",)),
     )
 }
-DEFAULT_RULES = {"lodo": "training-domain", "mdlt": "mdlt"}
+DEFAULT_RULES = {"lodo": "training-domain", "mdlt": "mdlt", "wilds": "training-domain"}
 
 
 def get_rule(name: str | None, protocol: str) -> Rule:

@@ -12,7 +12,7 @@ import numpy as np
 from rcalign.data.source import Dataset, listed
 from rcalign.errors import InputError, unknown
 
-PROTOCOLS = ("lodo", "mdlt", "all")
+PROTOCOLS = ("lodo", "mdlt", "wilds", "all")
 HOLDOUT = 0.2  # DomainBed's share of a domain that is kept for choosing
 GROUP_SHARES = (0.15, 0.30)  # of groups: val, test; the rest trains
 
@@ -58,6 +58,9 @@ def split(
     ``all``: every row of every domain trains, and nothing is tested: the final model of ``rcalign fit``, which knows
     from leaving domains out how long to train. The val parts are the training rows again.
 
+    ``wilds``: the data set's own split column decides all of it: domains with train rows are sources, those with test
+    rows are tested, and a validation domain that neither trains nor is tested is evaluated beside them.
+
     A domain whose split column gives train rows but no val rows lends a fifth of them (whole groups) to val.
     """
     if protocol not in PROTOCOLS:
@@ -65,6 +68,8 @@ def split(
     for name in test_domains:
         if name not in dataset.domains:
             raise unknown("domain", name, dataset.domains)
+    if protocol == "wilds":
+        return _official(dataset, set(test_domains), allow_unseen)
     held = set(test_domains)
     if protocol == "all":
         every = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
@@ -90,6 +95,31 @@ def split(
     else:
         part = _by_domain(dataset, held, seed)
     splits = _collect(dataset, part, held, tests_all=protocol == "mdlt")
+    _check(dataset, splits, allow_unseen)
+    return splits
+
+
+def _official(dataset: Dataset, asked: set[str], allow_unseen: bool) -> Splits:
+    if dataset.split is None:
+        raise InputError(
+            f"'{dataset.name}' has no split of its own, which the wilds protocol follows: give data with a split "
+            "column (Camelyon17 and FMoW have one), or use the lodo protocol."
+        )
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for part in ("train", "val", "test"):
+        rows_of = {
+            name: np.flatnonzero((dataset.domain == k) & (dataset.split == part))
+            for k, name in enumerate(dataset.domains)
+        }
+        parts[part] = {name: rows for name, rows in rows_of.items() if len(rows)}
+    if asked and asked != set(parts["test"]):
+        raise InputError(
+            f"the split of '{dataset.name}' tests {listed(list(parts['test']))}, but {listed(sorted(asked))} was "
+            "given: leave the test domains out, or use the lodo protocol."
+        )
+    if not parts["train"] or not parts["test"]:
+        raise InputError(f"the split of '{dataset.name}' has no {'train' if parts['test'] else 'test'} rows.")
+    splits = Splits(parts["train"], parts["val"], parts["test"])
     _check(dataset, splits, allow_unseen)
     return splits
 

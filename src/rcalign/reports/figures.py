@@ -112,9 +112,10 @@ def _results(data: str, protocol: str, rule: Rule, runs: tuple[Run, ...], tuned:
         outcomes = {column: way(rule, own, test_set) for column, test_set in test_sets.items()}
         for column, by_trial in outcomes.items():
             choices |= {(algorithm, column, t): c for t, c in by_trial.items() if isinstance(c, Choice)}
-        cells = _mdlt_figures(outcomes[""]) if protocol == "mdlt" else _lodo_figures(outcomes)
+        # under lodo each column is another run; else one run is tested in every domain that counts
+        cells = _lodo_figures(outcomes) if protocol == "lodo" else _mdlt_figures(next(iter(outcomes.values())))
         figures |= {(algorithm, column): figure for column, figure in cells.items()}
-    tested = tuple(test_sets) if protocol == "lodo" else runs[0].domains
+    tested = tuple(test_sets) if protocol == "lodo" else runs[0].tested
     # one group alone is the accuracy by class: no division into shots
     shots = [shot for shot in SHOTS if any(figures[name, shot].values for name in algorithms)]
     columns = (*tested, AVERAGE, WORST, *(shots if len(shots) > 1 else ()))
@@ -189,11 +190,11 @@ def _lodo_figures(outcomes: Mapping[str, Mapping[int, Choice | Missing]]) -> dic
 
 
 def _mdlt_figures(by_trial: Mapping[int, Choice | Missing]) -> dict[str, Figure]:
-    """One choice for each trial; it is tested in every domain."""
+    """One choice for each trial; it is tested in every domain that counts."""
     missing = _missing(by_trial)
     chosen = {t: c for t, c in by_trial.items() if isinstance(c, Choice)}
     runs = [c.run for c in chosen.values()] or list(missing)
-    figures = {name: Figure({t: c.accuracy[name] for t, c in chosen.items()}, missing) for name in runs[0].domains}
+    figures = {name: Figure({t: c.accuracy[name] for t, c in chosen.items()}, missing) for name in runs[0].tested}
     figures[AVERAGE] = Figure({t: float(np.mean(list(c.accuracy.values()))) for t, c in chosen.items()}, missing)
     figures[WORST] = Figure({t: min(c.accuracy.values()) for t, c in chosen.items()}, missing)
     for shot in SHOTS:

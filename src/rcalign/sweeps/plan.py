@@ -237,9 +237,9 @@ def _held_out_sets(
     sweep: Sweep, data: str, protocol: str, settings: Mapping[str, Any], look: Callable[[str], DataLook]
 ) -> dict[tuple[str, ...], bool]:
     """What is held out, in order -> whether only as a companion."""
-    if protocol == "mdlt":
+    if protocol in ("mdlt", "wilds"):
         if "test_domains" in settings or settings.get("pairs"):
-            raise InputError("under protocol mdlt every domain trains and is tested: leave test_domains and pairs out.")
+            raise InputError(f"protocol {protocol} says which domains are tested: leave test_domains and pairs out.")
         return {(): False}
     domains = sweep.domains.get(data) or look(data).domains
     given = settings.get("test_domains", "each")

@@ -93,6 +93,8 @@ def prepare(
     if splits is None:
         splits = make_splits(dataset, protocol, options.test_domains, options.seed)
     _check_training_part(dataset, splits)
+    # the official split names the domains that are tested
+    test_domains = tuple(splits.test) if protocol == "wilds" else options.test_domains
     device = torch.device(resolve_device(options.device))
     image_size = None
     if not isinstance(dataset.content, Arrays):
@@ -115,6 +117,7 @@ def prepare(
             **decided,
             "algorithm": entry.name,
             "protocol": protocol,
+            "test_domains": test_domains,
             "preset": preset.name,
             "steps": options.steps or preset.steps,
             "evaluate_every": options.evaluate_every or preset.evaluate_every,

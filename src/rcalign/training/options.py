@@ -73,10 +73,11 @@ class TrainOptions:
     protocol: Annotated[
         str | None,
         Option(
-            help="lodo holds domains out; mdlt trains and tests on every domain, with long-tailed classes.",
+            help="lodo holds domains out; mdlt trains and tests on every domain, with long-tailed classes; wilds "
+            "follows the data set's own split.",
             group=PROTOCOL,
             when_none="the preset's, else lodo",
-            choices=("lodo", "mdlt"),
+            choices=("lodo", "mdlt", "wilds"),
             in_estimator=False,
         ),
     ] = None

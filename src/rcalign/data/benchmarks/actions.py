@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rcalign.data.benchmarks import contents, facts, fetch, hearts, mnist, sample, sentiment
+from rcalign.data.benchmarks import contents, facts, fetch, hearts, mnist, sample, sentiment, spawrious, wilds
 from rcalign.data.benchmarks import prepare as preparing
 from rcalign.data.benchmarks.place import data_root, is_stand_in
 from rcalign.data.sources.named import names
@@ -35,10 +35,29 @@ class Special:
     fetch: Callable[..., Done]
 
 
-def _not_fetched(root: Root = None, *, mirror: str | None = None, progress: bool = False) -> Done:
-    raise InputError(
-        f"sentiment comes in the source archive of a Python package: get it with '{sentiment.GET}', then run 'rcalign "
-        "data prepare sentiment --from vaderSentiment-3.3.2.tar.gz'."
+def _by_hand(name: str, how: str) -> Callable[..., Done]:
+    """In the place of a function that fetches, where a person must."""
+
+    def fetch_nothing(root: Root = None, *, mirror: str | None = None, progress: bool = False) -> Done:
+        raise InputError(f"{name} is not fetched by rcalign: {how}.")
+
+    return fetch_nothing
+
+
+def _wilds(name: str, summary: str) -> Special:
+    item = wilds.get(name)
+    prepare, draw = partial(wilds.prepare, name), partial(wilds.drawn, name)
+    how = f"get its archive from {wilds.PAGE}, then run 'rcalign data prepare {name} --from ARCHIVE'"
+    sampled = partial(sample.sample_rows, name, item.folder, draw)
+    return Special(name, summary, item.folder, prepare, wilds.verify, sampled, _by_hand(name, how))
+
+
+def _spawrious(variant: str) -> Special:
+    how = f"get spawrious224.tar.gz from {spawrious.PAGE}, then run 'rcalign data prepare {variant} --from' it"
+    draw = partial(sample.sample_rows, variant, spawrious.FOLDER, spawrious.drawn)
+    summary = "four dog breeds whose backgrounds mislead in training"
+    return Special(
+        variant, summary, spawrious.FOLDER, spawrious.prepare, spawrious.verify, draw, _by_hand(variant, how)
     )
 
 
@@ -66,8 +85,15 @@ SPECIAL = (
         sentiment.prepare,
         sentiment.verify,
         partial(sample.sample_rows, sentiment.NAME, sentiment.FOLDER, sentiment.drawn),
-        _not_fetched,
+        _by_hand(
+            sentiment.NAME,
+            f"get the source archive of a Python package with '{sentiment.GET}', then run 'rcalign data prepare "
+            "sentiment --from vaderSentiment-3.3.2.tar.gz'",
+        ),
     ),
+    *(_wilds(item.name, item.summary) for item in wilds.SETS),
+    *(_wilds(item.plain_name, f"{item.name}, as DomainBed divides it") for item in wilds.SETS),
+    *(_spawrious(variant) for variant in spawrious.VARIANTS),
 )
 
 

@@ -129,7 +129,7 @@ def verify(
     drawn = ["it is a drawn stand-in, not the data set"] if is_stand_in(contents.folder) else []
     problems = [] if edition is not None else differences(benchmark, contents)
     notes = []
-    if edition is not None and edition is not benchmark.editions[0]:
+    if edition is not None and benchmark.editions and edition is not benchmark.editions[0]:
         notes.append(f"the counts are those of '{edition.name}'; most use '{benchmark.editions[0].name}'")
     report: dict[str, Any] = {
         "name": benchmark.mlt_name if long_tailed else benchmark.name,
@@ -153,6 +153,8 @@ def verify(
 def differences(benchmark: Benchmark, contents: Contents) -> list[str]:
     """How the counts differ from the nearest known edition, one sentence each."""
     counts = contents.counts(benchmark)
+    if not benchmark.editions:
+        return _gaps(benchmark, contents, counts)
     nearest = min(benchmark.editions, key=lambda edition: _distance(benchmark, edition, counts))
     found = [f"domain '{name}' is missing{_of(nearest, name)}" for name in contents.missing]
     found += [f"folder '{name}' is not a class of {benchmark.name}" for name in contents.strangers]
@@ -176,6 +178,16 @@ def differences(benchmark: Benchmark, contents: Contents) -> list[str]:
         found.append(f"there are {counts.sum():,} images, {nearest.rows:,} expected")
     if len(found) > SHOWN:
         found = [*found[:SHOWN], f"and {len(found) - SHOWN} more differences"]
+    return found
+
+
+def _gaps(benchmark: Benchmark, contents: Contents, counts: np.ndarray) -> list[str]:
+    """What is wrong with a data set whose counts are not published: only what is not there at all."""
+    found = [f"domain '{name}' is missing" for name in contents.missing]
+    found += [f"folder '{name}' is not a class of {benchmark.name}" for name in contents.strangers]
+    for k, domain in enumerate(benchmark.domains):
+        empty = [label for label, n in zip(benchmark.classes, counts[k], strict=True) if n == 0]
+        found += [f"{domain} has no image of {listed(empty)}"] if empty and domain not in contents.missing else []
     return found
 
 

@@ -150,6 +150,11 @@ def _first_that_works(
         raise InputError(
             f"'{root / benchmark.folder}' is a drawn stand-in: remove it, or use another folder with --root."
         )
+    if not benchmark.offers:
+        raise InputError(
+            f"{benchmark.name} cannot be fetched: get its files from {benchmark.page}, then run 'rcalign data prepare "
+            f"{benchmark.name} --from PATH' (with --keep LIST for each list, where it is part of a larger set)."
+        )
     failures: list[str] = []
     for offer in benchmark.offers:
         try:
