@@ -20,7 +20,7 @@ from rcalign.data import source
 from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
 from rcalign.data.source import Arrays, Dataset, ImageArray, Images
-from rcalign.data.sources import arrays, table
+from rcalign.data.sources import table
 from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
 from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
@@ -31,7 +31,7 @@ from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confus
 from rcalign.evaluation.metrics import next_value_interval
 from rcalign.extensions import import_modules
 from rcalign.files import check_output, format_by_ending, write_whole
-from rcalign.predictions import Predictions, SourceOutputs, write_csv
+from rcalign.predictions import Predictions, SourceOutputs, TargetOutputs, target_outputs, write_csv
 from rcalign.store.names import file_name
 from rcalign.store.run_folder import RunFolder
 from rcalign.training import job
@@ -512,32 +512,34 @@ def diagnose(
     target: str | Path | None = None,
     device: str = "auto",
 ) -> Diagnosis:
-    """Why a model fails, or will fail, on a domain: the paper's bound with every term measured.
+    """What to expect of a model on a domain, and why: the paper's bound with every term measured.
 
     subject: a run folder, or an .npz of features (see docs/diagnosis.md). Of a run, the validation parts of its source
-    domains and the test parts of the others are looked at, or all rows of other data. target: the name of a domain, or
-    an .npz (features, or for a run its inputs ``x``) without labels; of a run, its first held-out domain by default.
+    domains and the test parts of the others are compared, or all rows of other data. target: the name of a domain; or
+    samples without labels: a folder of images, a .csv that lists them, an .npz (features, or for a run its inputs
+    ``x``), or for a run on a table another table. Without it, the first held-out domain of a run.
     """
     if Path(subject).suffix == ".npz":
         found = load_features(subject)
-        if _is_file(target):
-            other = load_features(target)  # type: ignore[arg-type]
+        if target is not None and Path(target).suffix == ".npz":
+            other = load_features(target)
             more = {"target_features": other.features, "target_labels": other.labels, "target_logits": other.logits}
             return diagnose_arrays(**_given(found), **more, target=Path(target).stem)  # type: ignore[arg-type]
         return diagnose_arrays(**_given(found), target=None if target is None else str(target))
     model = load_trained(subject, torch.device(resolve_device(device)))
     features, logits, labels, domains, names = _looked_at(subject, model, data)
     options: dict[str, Any] = {"target": None if target is None else str(target)}
-    if _is_file(target):
-        unlabelled = arrays.unlabelled(Path(target))  # type: ignore[arg-type]
-        pairs = [_outputs(model, x) for x in model.inputs(unlabelled, np.arange(len(unlabelled)))]
-        options = {
-            "target": Path(target).stem,  # type: ignore[arg-type]
-            "target_features": np.concatenate([z for z, _ in pairs]),
-            "target_logits": np.concatenate([s for _, s in pairs]),
-        }
-    elif target is None:
+    outputs = None
+    if target is None:
         options["target"] = next((name for name in model.config.test_domains if name in names), None)
+    elif str(target) not in names and (Path(target).exists() or Path(target).suffix):
+        outputs = target_outputs(model, target)
+        options = {
+            "target": _free_name(Path(target).stem or str(target), names),
+            "target_features": outputs.features,
+            "target_logits": outputs.logits,
+            "target_names": outputs.names,
+        }
     head = model.algorithm.head
     if isinstance(head, torch.nn.Linear) and head.in_features == features.shape[1]:
         weight, bias = head.weight.detach().cpu().double().numpy(), head.bias.detach().cpu().double().numpy()
@@ -554,9 +556,28 @@ def diagnose(
         source_priors=model.training_priors,
         calibration=model.temperature,
         temperature=float(model.config.hparams.get("temperature", 1.0)),
+        trained_domains=model.config.spec.domains,
         **options,
     )
+    told = dataclasses.replace(told, notes=(*model.notes, *told.notes))
+    if outputs is not None:
+        told = _with_pictures(told, outputs)
     return told if not found_rows.exists() else _with_tracking(told, read_tracking(found_rows))
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    """A name for a target that no domain has."""
+    return name if name not in taken else f"{name} (target)"
+
+
+def _with_pictures(told: Diagnosis, outputs: TargetOutputs) -> Diagnosis:
+    """The diagnosis with small copies of the target's unusual samples, and what was skipped in its notes."""
+    assert told.target is not None
+    unusual = tuple(dataclasses.replace(one, image=outputs.thumbnail(one.row)) for one in told.target.unusual)
+    skipped = tuple(f"Left out: '{path}', {problem}." for path, problem in outputs.skipped[:20])
+    more = (f"{len(outputs.skipped) - 20} more files were left out.",) if len(outputs.skipped) > 20 else ()
+    target = dataclasses.replace(told.target, unusual=unusual)
+    return dataclasses.replace(told, target=target, notes=(*told.notes, *skipped, *more))
 
 
 def _with_tracking(told: Diagnosis, rows: Sequence[Mapping[str, Any]]) -> Diagnosis:
@@ -601,10 +622,6 @@ def _looked_at(
 
 def _outputs(model: TrainedModel, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return model.features(x).double().cpu().numpy(), model.logits(x).double().cpu().numpy()
-
-
-def _is_file(target: str | Path | None) -> bool:
-    return target is not None and Path(target).suffix == ".npz"
 
 
 def _given(found: FeatureSet) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import os
@@ -12,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
+from rcalign.data.cache import decode
+from rcalign.data.source import Arrays, Content, ImageArray
 from rcalign.data.sources import arrays, table
 from rcalign.data.stream import decoded_batches, find_images
 from rcalign.diagnosis.priors import adapt_priors, estimate_priors
@@ -25,6 +29,7 @@ from rcalign.training.trained import TrainedModel
 UNKNOWN = "unknown"
 NOT_ADAPTED = "The probabilities were not adapted to the class shares of these files"
 ABOUT = ("path", "predicted", "confidence", "problem")  # the columns before those of the classes
+THUMBNAIL = 96  # pixels
 MOST_FEATURES = 2000  # rows whose features are kept to check whether only the class shares changed
 
 
@@ -191,6 +196,47 @@ class Predictions:
             names = [(f"row {row}" if self._names is None else self._names[row], None) for row in rows]
             self.seen += len(x)
             yield names, x
+
+
+@dataclass(frozen=True, eq=False)
+class TargetOutputs:
+    """What a model gives for samples without labels: features (n, h), logits (n, C), and the name of each sample.
+
+    skipped: (path, problem) of files that are no images.
+    """
+
+    features: np.ndarray
+    logits: np.ndarray
+    names: list[str]
+    skipped: list[tuple[str, str]]
+    content: Content | None
+
+    def thumbnail(self, row: int) -> str | None:
+        """A small copy of a sample as a data address, if it is a picture."""
+        if isinstance(self.content, Arrays):
+            return None
+        pixels = self.content.x[row] if isinstance(self.content, ImageArray) else decode(Path(self.names[row]), None)
+        image = Image.fromarray(pixels)
+        image.thumbnail((THUMBNAIL, THUMBNAIL))
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=80)
+        return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def target_outputs(model: TrainedModel, path: str | os.PathLike[str]) -> TargetOutputs:
+    """Features and logits of a folder of images, a .csv list of them, an .npz with ``x``, or a table."""
+    found = Predictions(model, [path])
+    names, features, logits = [], [], []
+    for some, x in found._inputs() if found._data is None else found._rows():
+        if x is not None:
+            names += [name for name, problem in some if problem is None]
+            features.append(model.features(x).double().cpu().numpy())
+            logits.append(model.logits(x).double().cpu().numpy())
+    if not names:
+        reason = f" ('{found.skipped[0][0]}': {found.skipped[0][1]})" if found.skipped else ""
+        raise InputError(f"'{path}' holds no sample that can be read{reason}: give images, an .npz with x, or a table.")
+    content = None if found._data is None else found._data.content
+    return TargetOutputs(np.concatenate(features), np.concatenate(logits), names, found.skipped, content)
 
 
 def _image_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:

@@ -24,8 +24,8 @@ NUMBERS = {
     results.Chain: "supported_mass distance via_centroids transport_cost scatter alignment_loss "
     "alignment_loss_as_trained phi phi_bound log_count diameter diameter_seen steps chained risk_bound",
     results.MixtureFit: "weights distance source_risk guarantee label_jump weights_from weights_exact assumption",
-    results.Target: "verdict left reference floor",
-    results.PriorEstimates: "em bbse agree condition_number",
+    results.Target: "verdict left reference floor p",
+    results.PriorEstimates: "em bbse agree condition_number left allowed",
     results.Distance: "value error lower upper exact",
     results.Contraction: "share",
 }

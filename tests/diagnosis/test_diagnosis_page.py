@@ -145,6 +145,11 @@ def test_every_chart_has_its_figure_and_every_mark_its_words(kind: str, reports:
                 assert len(trace["hover"]) == len(marks)
 
 
+def test_a_page_of_many_classes_stays_small() -> None:
+    page = render_html(diagnose(**world(1, domains=4, classes=150, samples=900, width=3)))
+    assert len(page.encode()) < 1_500_000 and "The 60 of 150 classes" in page
+
+
 def test_names_from_the_data_stay_names(reports: dict[str, Diagnosis]) -> None:
     for kind in ("domains", "labelled target", "unlabelled target"):
         own = render_html(reports[kind])

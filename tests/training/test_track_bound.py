@@ -107,5 +107,5 @@ def test_class_sorted_data_are_measured_on_all_classes(tmp_path: Path, monkeypat
         gaps[name] = np.array([row["gap"] for row in found])
     assert np.abs(gaps["all"] - gaps["sample"]).max() < 0.05
     record = json.loads((tmp_path / "all" / "records.jsonl").read_text().splitlines()[-1])
-    errors = [1 - record["accuracy"][name]["val"] for name in ("0", "1", "2")]
-    assert gaps["all"][-1] == pytest.approx(1 - record["accuracy"]["3"]["test"] - np.mean(errors))
+    errors = [1 - record["metrics"]["accuracy"][name]["val"] for name in ("0", "1", "2")]
+    assert gaps["all"][-1] == pytest.approx(1 - record["metrics"]["accuracy"]["3"]["test"] - np.mean(errors))

@@ -15,7 +15,11 @@ def diagnose(
     subject: Annotated[str, typer.Argument(help="A run folder, or an .npz of features, labels, domains and a head.")],
     data: Annotated[str | None, typer.Argument(help="Other labelled data.", show_default="the run's own")] = None,
     target: Annotated[
-        str | None, typer.Option(help="A domain, or an unlabelled .npz.", show_default="the first held-out domain")
+        str | None,
+        typer.Option(
+            help="A domain; or samples without labels: a folder of images, a .csv list, an .npz, a table.",
+            show_default="the first held-out domain",
+        ),
     ] = None,
     format_: Annotated[
         str | None, typer.Option("--format", help="terminal, json or html.", show_default="by the ending of --out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rcalign.diagnosis.results import Advice, HeldOut, Target
+from rcalign.diagnosis.results import Advice, Answer, Diagnosis, HeldOut, PriorEstimates, Target
 
 SMALL = 0.05  # a gap below this share of the support risk, or below TINY, is not worth acting on
 TINY = 0.01
@@ -12,7 +12,7 @@ def advise(held_out: tuple[HeldOut, ...], target: Target | None) -> tuple[Advice
     """Findings: the target's place, the headline, then the others by the risk at stake."""
     findings: list[Advice] = []
     if target is not None:
-        findings.append(_about_target(target))
+        findings.append(_about_target(target, next((one for one in held_out if one.domain == target.name), None)))
     subject = main_subject(held_out, target)
     if subject is not None:
         rest = [*_about_gap(subject), *_unsupported(held_out), *_about_support(subject)]
@@ -127,40 +127,158 @@ def _about_support(hardest: HeldOut) -> list[Advice]:
     ]
 
 
-def _yet(target: Target) -> str:
-    """What a labelled target's risk says of features that fit a mixture: classes may still sit elsewhere in them."""
-    risk, mixture = target.mixture.risk, target.mixture.source_risk
-    if risk is None:
-        return ": expect the risk of that mixture, unless its classes look different from theirs."
-    if risk <= 1.1 * mixture:
-        return f", and its risk is that of the mixture ({risk:.3g} against {mixture:.3g})."
-    return f", yet its risk is {risk:.3g} against {mixture:.3g} there: its classes lie elsewhere within the same cloud."
+def falls_short(report: HeldOut) -> bool:
+    """Whether accuracy was measured to be lower than on the support: by five points, and by two standard errors."""
+    drop = report.support_accuracy - report.accuracy
+    error = (report.accuracy * (1 - report.accuracy) / report.samples) ** 0.5
+    return drop > max(0.05, 2 * error)
 
 
-def _about_target(target: Target) -> Advice:
+def _about_target(target: Target, measured: HeldOut | None) -> Advice:
+    """Where the target lies, weighed by what was measured there."""
     weights = sorted(zip(target.mixture.weights, target.mixture.sources, strict=True), reverse=True)
     nearest = ", ".join(f"{weight:.0%} '{name}'" for weight, name in weights if weight >= 0.005)
     reference = "" if target.reference is None else f"; the farthest source is {target.reference:.3g} from the others"
     floor = "" if target.floor is None else f"; a fresh sample of the sources would be {target.floor:.3g} away"
-    close = "It is no farther from them than they are from one another: results on held-out sources are a fair guide."
+    close = "It differs from them no more than they differ from one another."
     if target.reference is None:
         close = "It is farther away than a fresh sample of the source, but not twice as far."
         close = close if target.floor is not None else "There are too few samples to say more."
     distances = f"Its nearest mixture is {nearest}, {target.left:.3g} away{reference}{floor}."
-    verdicts = {
+    title, meaning = {
         "outside": (
             f"'{target.name}' lies outside the sources",
-            "No mixture of the sources looks like it, so results on held-out sources say little about it: "
+            "No mixture of the sources looks like it, so results on other domains say little about it: "
             "collect samples from it or from domains between it and the sources before relying on the model there.",
         ),
-        "near": (
-            f"'{target.name}' lies near the sources",
-            close,
-        ),
+        "near": (f"'{target.name}' lies near the sources", close),
         "inside": (
             f"'{target.name}' lies inside the sources",
-            f"Its features as a whole cannot be told from a mixture of them{_yet(target)}",
+            "Its features as a whole cannot be told from a mixture of them.",
         ),
-    }
-    title, meaning = verdicts[target.verdict]
+    }[target.verdict]
+    if measured is None:
+        if target.verdict == "inside":
+            meaning += " Expect the risk of that mixture, unless its classes look different from theirs."
+    elif falls_short(measured):
+        meaning += (
+            f" Yet accuracy there was measured to be {measured.accuracy:.1%}, against {measured.support_accuracy:.1%} "
+            "on the sources: its classes look different within that cloud, and results on the sources are no guide."
+        )
+        if target.verdict != "outside":
+            title += ", but the model does much worse there"
+    else:
+        meaning += (
+            f" Accuracy there was measured to be {measured.accuracy:.1%}, against {measured.support_accuracy:.1%} on "
+            "the sources."
+        )
     return Advice("target", title, f"{distances} {meaning}", target.mixture.source_risk)
+
+
+def answers(diagnosis: Diagnosis) -> tuple[Answer, ...]:
+    """What someone with a new site asks, answered in plain words; nothing if there is no target."""
+    target = diagnosis.target
+    if target is None:
+        return ()
+    measured = next((one for one in diagnosis.held_out if one.domain == target.name), None)
+    found = [_looks(target), _accuracy(target, measured)]
+    if target.priors is not None:
+        found.append(_shares(target.priors))
+    weights = sorted(zip(target.mixture.weights, target.mixture.sources, strict=True), reverse=True)
+    alike = ", ".join(f"'{name}' ({weight:.0%})" for weight, name in weights if weight >= 0.05)
+    found.append(
+        Answer("plain", "Which known site is it most like?", alike, "The mix of known sites that comes closest to it.")
+    )
+    return (*found, _what_to_do(target, measured))
+
+
+def _looks(target: Target) -> Answer:
+    kind, answer, detail = {
+        "inside": ("good", "Yes.", "Its samples cannot be told from a mix of samples of the known sites."),
+        "near": (
+            "plain",
+            "Not quite.",
+            "It differs from the known sites, but no more than they differ from each other.",
+        ),
+        "outside": ("bad", "No.", "It is farther from the known sites than any of them is from the others."),
+    }[target.verdict]
+    if target.p is None:
+        answer, detail = "Cannot be said.", "There are too few samples to compare."
+    elif target.reference is None and target.verdict == "near":
+        detail = "It differs from the one known site, though not by far."
+    elif target.reference is None and target.verdict == "outside":
+        detail = "It is more than twice as far from the one known site as a fresh sample of that site would be."
+    return Answer(kind, "Does it look like what the model knows?", answer, detail)
+
+
+def _accuracy(target: Target, measured: HeldOut | None) -> Answer:
+    question = "How often will the model be right there?"
+    if measured is not None:
+        worse = falls_short(measured)
+        return Answer(
+            "bad" if worse else "good",
+            question,
+            f"{measured.accuracy:.1%}, measured",
+            f"On {measured.samples:,} labelled samples; on the other sites it is {measured.support_accuracy:.1%}."
+            + (" That is much worse, so results elsewhere are no guide to this site." if worse else ""),
+        )
+    expected = target.expected
+    if expected is None:
+        return Answer("plain", question, "Not known.", "")
+    unlike = " No known site is like it, so it may well be lower." if target.verdict == "outside" else ""
+    if expected.interval is None:
+        return Answer(
+            "bad",
+            question,
+            f"It thinks {expected.accuracy:.0%}; how far that can be trusted is not known.",
+            "Every known site was trained on, so how wrong the model's confidence is elsewhere was never seen. "
+            f"'rcalign evaluate DATA --leave-one-out' measures it.{unlike}",
+        )
+    low, high = expected.interval
+    judges = ", ".join(f"'{name}'" for name in expected.domains[:4]) + (" and others" if expected.domains[4:] else "")
+    few = " One site is little to judge by." if len(expected.domains) == 1 else ""
+    return Answer(
+        "plain",
+        question,
+        f"About {expected.accuracy:.0%}: {10 * expected.level:.0f} times in 10 between {low:.0%} and {high:.0%}.",
+        f"From its confidence, and how far that was off on {judges}.{few}{unlike}",
+    )
+
+
+def _shares(priors: PriorEstimates) -> Answer:
+    question = "How frequent are the classes there?"
+    if priors.doubt is not None:
+        return Answer(
+            "bad", question, "Cannot be said without labels.", f"{priors.doubt[0].upper()}{priors.doubt[1:]}."
+        )
+    ordered = sorted(zip(priors.em, priors.source, priors.classes, strict=True), key=lambda item: -item[0].value)
+    listed = "; ".join(f"'{name}' {one.value:.0%} ({one.low:.0%} to {one.high:.0%})" for one, _, name in ordered[:4])
+    more = f"; {len(ordered) - 4} more below" if len(ordered) > 4 else ""
+    moved = [name for one, source, name in ordered if source < one.low or source > one.high]
+    named = ", ".join(f"'{name}'" for name in moved[:4])
+    detail = f"Other than in training: {named}." if moved else "As in training."
+    return Answer("plain", question, listed + more, detail)
+
+
+def _what_to_do(target: Target, measured: HeldOut | None) -> Answer:
+    if measured is not None:
+        answer = (
+            "Collect and label samples of it, and train again."
+            if falls_short(measured)
+            else "The model can be used there as it is used on the known sites."
+        )
+        return Answer("plain", "What to do?", answer, "")
+    odd = " Begin with the unusual ones below." if target.unusual else ""
+    answer = {
+        "outside": f"Label 100 of its samples and test the model on them before relying on it.{odd}",
+        "near": f"Label a few dozen of its samples and compare.{odd}",
+        "inside": "Use the model, and have a look at the unusual samples below." if odd else "Use the model.",
+    }[target.verdict]
+    shares = target.priors
+    differ = shares is not None and any(
+        source < one.low or source > one.high for one, source in zip(shares.em, shares.source, strict=True)
+    )
+    hint = "Its class shares differ: 'rcalign predict --adapt-priors' takes that into account."
+    return Answer(
+        "plain", "What to do?", answer, hint if differ and shares is not None and shares.doubt is None else ""
+    )

@@ -25,21 +25,22 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from rcalign.diagnosis.results import MixtureFit
-from rcalign.diagnosis.transport import EXACT_PAIRS, Cloud, cloud, ground, wasserstein
+from rcalign.diagnosis.transport import EXACT_PAIRS, Cloud, cloud, euclidean, ground, wasserstein
 
 Array = NDArray[Any]
 
 FIT_PAIRS = 80_000  # target rows x source rows of the linear programme: a second
-# Fresh samples to compare with. They overlap, so one more like them is called near more often than one time in ten:
-# 14 % of 120 trials with three Gaussian sources, 24 % with one.
-FRESH = 9
+FRESH = 3  # fresh samples of the mixture whose distance is shown beside the target's
 VERDICT_PAIRS = 30_000  # the same for the verdict, which solves one for each source
+LEVEL = 0.05  # how often a target that is a sample of the sources may be called anything but inside
+PERMUTATIONS = 399
+TEST_ROWS = 300  # of the target, and of its mixture, that the test reads
 
 RULE = (
-    "Outside: the target is farther from the best mixture of the sources than any source is from the best mixture of "
-    "the other sources (with one source: more than twice as far as a fresh sample of the source itself). Inside: no "
-    f"farther than the farthest of {FRESH} fresh samples of that mixture. Near: in between. All in the features, at "
-    "one sample size."
+    "Inside: a permutation test (energy distance of the features) does not tell the target from a sample of its best "
+    f"mixture of the sources, at the level {LEVEL:.0%}. Outside: it does, and the target is farther from that mixture "
+    "than any source is from the best mixture of the other sources (with one source: more than twice as far as a fresh "
+    "sample of the source itself). Near: in between. Distances are taken at one sample size."
 )
 LABELLED = "none: the labels of the target are known and count in the distance"
 UNLABELLED = (
@@ -129,12 +130,15 @@ def fit_mixture(
     )
 
 
-def verdict(target: Array, sources: Sequence[Array]) -> tuple[str, float, float | None, float | None]:
-    """(verdict by ``RULE``, distance left, reference, floor), from points (n_T, d) and (n_k, d).
+def verdict(
+    target: Array, sources: Sequence[Array], mixture: Array | None = None
+) -> tuple[str, float, float | None, float | None, float | None]:
+    """(verdict by ``RULE``, distance left, reference, floor, p-value), from points (n_T, d) and (n_k, d).
 
-    Every source is cut in two. Against the first halves stand, at one size: the target; the second half of each source,
-    its own first half left out (reference: the farthest); samples of the second halves, mixed by the target's weights
-    (floor: the farthest of them).
+    mixture (K,): the weights of the target's best mixture, where they are known already. Every source is cut in two.
+    Against the first halves stand, at one size: the target; the second half of each source, its own first half left
+    out (reference: the farthest); samples of the second halves, mixed by the target's weights (floor: their mean).
+    p: of the permutation test between the target and its mixture, which bounds false alarms.
     """
     first, second = [points[0::2] for points in sources], [points[1::2] for points in sources]
     # two thirds of a half, so that fresh samples differ
@@ -148,14 +152,48 @@ def verdict(target: Array, sources: Sequence[Array]) -> tuple[str, float, float 
         if len(points) and len(halves) > 1
     ]
     reference = max(others, default=None)
-    fresh = _fresh_samples(second, weights, size)
-    floor = max((nearest_mixture(cloud(points), halves)[1] for points in fresh), default=None)
-    far = 2.0 * floor if reference is None and floor is not None else reference
-    if floor is not None and left <= floor:
-        return "inside", left, reference, floor
-    if far is not None and left > far:
-        return "outside", left, reference, floor
-    return "near", left, reference, floor
+    fresh = [nearest_mixture(cloud(points), halves)[1] for points in _fresh_samples(second, weights, size)]
+    if not fresh:
+        return "near", left, reference, None, None
+    floor = float(np.mean(fresh))
+    if mixture is None:
+        few, few_sources = thinned(target, sources, FIT_PAIRS)
+        mixture, _ = nearest_mixture(cloud(few), [cloud(points) for points in few_sources])
+    p = same_distribution(target, *_mixed(sources, mixture, min(len(target), TEST_ROWS)))
+    far = 2.0 * floor if reference is None else reference
+    if p > LEVEL:
+        return "inside", left, reference, floor, p
+    return "outside" if left > far else "near", left, reference, floor, p
+
+
+def same_distribution(target: Array, mixed: Array, rows: int, permutations: int = PERMUTATIONS, seed: int = 0) -> float:
+    """The p-value of a permutation test that the first ``rows`` of the target (n, d) and the sample (m, d) of its
+    mixture have one distribution. The statistic is their energy distance.
+
+    >>> rng = np.random.default_rng(1)
+    >>> same_distribution(rng.normal(size=(60, 3)), rng.normal(size=(60, 3)), 60) > 0.05
+    True
+    >>> same_distribution(rng.normal(size=(60, 3)) + 1, rng.normal(size=(60, 3)), 60)
+    0.0025
+    """
+    both = np.concatenate([target[:rows], mixed])
+    apart = euclidean(both, both)
+    n = min(rows, len(target))
+    rng = np.random.default_rng(seed)
+    signs = np.repeat([1.0 / n, -1.0 / len(mixed)], [n, len(mixed)])
+    drawn = np.stack([signs, *(rng.permutation(signs) for _ in range(permutations))])
+    energies = -np.einsum("pi,pi->p", drawn @ apart, drawn)  # 2 E|X - Y| - E|X - X'| - E|Y - Y'|
+    return float((energies >= energies[0] - 1e-12).mean())
+
+
+def _mixed(sources: Sequence[Array], weights: Array, size: int) -> tuple[Array, int]:
+    """A sample of the mixture and its size: as many rows of each source as its weight asks for, as far as they go."""
+    counts = np.array([len(points) for points in sources])
+    used = weights > 0.005
+    size = max(1, min(size, int((counts[used] / weights[used]).min())))
+    taken = [min(len(points), round(float(weight) * size)) for points, weight in zip(sources, weights, strict=True)]
+    rows = np.concatenate([points[:count] for points, count in zip(sources, taken, strict=True)])
+    return rows, max(1, len(rows))
 
 
 def _fresh_samples(parts: Sequence[Array], weights: Array, size: int) -> list[Array]:

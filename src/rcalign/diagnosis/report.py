@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import softmax
 
 from rcalign.diagnosis.advice import advise
 from rcalign.diagnosis.bound import (
@@ -28,14 +29,17 @@ from rcalign.diagnosis.priors import estimate_priors
 from rcalign.diagnosis.results import (
     ClassShift,
     Diagnosis,
+    Expected,
     HeldOut,
     Lipschitz,
     MixtureFit,
     Picture,
     PriorEstimates,
     Target,
+    Unusual,
 )
 from rcalign.diagnosis.shift import SUPPORTS, Split, split_gap, support_weights
+from rcalign.diagnosis.target import expected_accuracy, unusual_samples
 from rcalign.diagnosis.transport import EXACT_PAIRS, Distance, cloud, wasserstein
 from rcalign.errors import InputError, unknown
 
@@ -63,6 +67,8 @@ def diagnose(
     support: str = "domains",
     source_priors: ArrayLike | None = None,
     calibration: float = 1.0,
+    trained_domains: Sequence[str] | None = None,
+    target_names: Sequence[str] | None = None,
     exact_pairs: int = EXACT_PAIRS,
     replicates: int = 200,
     confidence: float = 0.95,
@@ -78,9 +84,12 @@ def diagnose(
 
     temperature, denominator: those of the alignment loss. support: how the support mixture weighs its samples
     (``support_weights``). source_priors (C,): the class shares that the model was trained on, for prior estimation
-    (None: those of the sources). calibration: what logits are divided by before they are probabilities. exact_pairs:
-    distances between classes of more than so many pairs are bracketed, not solved. workers: threads (None: one for each
-    core, at most four). The result depends neither on them nor on the order of the samples.
+    (None: those of the sources). calibration: what logits are divided by before they are probabilities.
+    trained_domains: the domains that the model was trained on (None: not known); the accuracy to expect on an
+    unlabelled target is judged by the others. target_names: of the samples of target_features, for the list of unusual
+    ones (None: their numbers). exact_pairs: distances between classes of more than so many pairs are bracketed, not
+    solved. workers: threads (None: one for each core, at most four). The result depends neither on them nor on the
+    order of the samples.
 
     >>> rng = np.random.default_rng(0)
     >>> labels, domains = np.arange(60) % 2, np.arange(60) // 20
@@ -165,6 +174,12 @@ def diagnose(
             )
         of_target = next((report.mixture for report in held_out if report.domain == problem.target_name), None)
         about_target = _target_report(problem, settings, of_target, priors)
+        if not problem.target_labelled:
+            about_target = replace(
+                about_target,
+                expected=_expected(problem, about_target, trained_domains, calibration),
+                unusual=_unusual(problem, target_features, target_names),
+            )
     return Diagnosis(
         classes=problem.classes,
         domains=problem.domains,
@@ -180,7 +195,33 @@ def diagnose(
         picture=_picture(problem),
         advice=advise(held_out, about_target),
         notes=(*problem.notes, *_notes(held_out, about_target, settings)),
+        trained=None if trained_domains is None else tuple(trained_domains),
     )
+
+
+def _expected(problem: Problem, target: Target, trained: Sequence[str] | None, calibration: float) -> Expected:
+    """Judged by the domains that the model was not trained on; inside the sources, by all of them."""
+    assert problem.target is not None
+    judges = [k for k, name in enumerate(problem.domains) if target.verdict == "inside" or name not in (trained or ())]
+    return expected_accuracy(
+        softmax(problem.target.logits / calibration, axis=1),
+        softmax(problem.sources.logits / calibration, axis=1),
+        problem.sources.labels,
+        problem.sources.domains,
+        names=problem.domains,
+        judges=judges,
+    )
+
+
+def _unusual(problem: Problem, features: ArrayLike | None, names: Sequence[str] | None) -> tuple[Unusual, ...]:
+    """Of the target as it was given: its own order tells which sample is which."""
+    if features is None:
+        return ()
+    points = np.asarray(features, dtype=np.float64)
+    if names is not None and len(names) != len(points):
+        raise InputError(f"{len(names)} target names were given for {len(points)} samples: one for each is needed.")
+    listed = [f"row {row}" for row in range(len(points))] if names is None else list(map(str, names))
+    return unusual_samples(points, problem.sources.features, listed)
 
 
 @dataclass(frozen=True)
@@ -384,7 +425,7 @@ def _target_report(
         mixture = _mixture(problem.target_name, problem.target, problem.sources, problem.domains, settings, None)
     points = settings.points(problem.sources)
     each = [points[problem.sources.domains == k] for k in range(len(problem.domains))]
-    place, left, reference, floor = verdict(settings.points(problem.target), each)
+    place, left, reference, floor, p = verdict(settings.points(problem.target), each, np.array(mixture.weights))
     return Target(
         name=problem.target_name,
         samples=len(problem.target),
@@ -395,6 +436,7 @@ def _target_report(
         left=left,
         reference=reference,
         floor=floor,
+        p=p,
         priors=priors,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +172,11 @@ class PriorEstimates:
     left: float = 0.0
     allowed: float = 0.0
 
+    def of(self, positions: Sequence[int]) -> PriorEstimates:
+        """The same for some of the classes."""
+        some = {name: tuple(getattr(self, name)[c] for c in positions) for name in ("classes", "source", "em", "bbse")}
+        return dataclasses.replace(self, **some)
+
     @property
     def doubt(self) -> str | None:
         """Why the class shares should not be used; None: nothing speaks against it."""
@@ -184,11 +190,37 @@ class PriorEstimates:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What accuracy to expect on an unlabelled target: the mean probability of the class that the model chooses.
+
+    interval: in which the accuracy lies with probability ``level``; it comes from how far the same estimate was off on
+    ``domains`` that the model was not trained on (or, for a target inside the sources, on all). None: there are none.
+    """
+
+    accuracy: float
+    interval: tuple[float, float] | None
+    level: float
+    domains: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unusual:
+    """A sample of the target that is far from every source sample: its row, its name, its distance to the nearest ones
+    as a multiple of what is usual among the source samples, and, if it is a picture, a small copy (a data address)."""
+
+    row: int
+    name: str
+    times: float
+    image: str | None = None
+
+
+@dataclass(frozen=True)
 class Target:
     """What can be said of the target. verdict: inside, near or outside the sources, by ``rule``.
 
     left, reference, floor: distances to the best mixture in the features, at one sample size: of the target, of the
-    source that is farthest from the others, of a fresh sample of the sources. None: too few domains or samples.
+    source that is farthest from the others, of fresh samples of the sources. p: that the target is a sample of its
+    mixture. None: too few domains or samples.
     """
 
     name: str
@@ -200,7 +232,10 @@ class Target:
     left: float
     reference: float | None
     floor: float | None
+    p: float | None
     priors: PriorEstimates | None
+    expected: Expected | None = None
+    unusual: tuple[Unusual, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -266,8 +301,22 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What someone who has not read the paper asks, and the answer. kind: good, plain or bad."""
+
+    kind: str
+    question: str
+    answer: str
+    detail: str
+
+
+@dataclass(frozen=True)
 class Diagnosis:
-    """The whole report. ``held_out``: every source against the other sources; then the target, if it has labels."""
+    """The whole report. ``held_out``: every source against the other sources; then the target, if it has labels.
+
+    trained: the domains that the model was trained on; None: not known. ``held_out`` means that a domain is compared
+    with the others, not that the model has never seen it.
+    """
 
     classes: tuple[str, ...]
     domains: tuple[str, ...]
@@ -285,6 +334,11 @@ class Diagnosis:
     notes: tuple[str, ...]
     contraction: Contraction | None = None
     tracking: Tracking | None = None
+    trained: tuple[str, ...] | None = None
+
+    def is_trained(self, domain: str) -> bool:
+        """Whether the model is known to have been trained on a domain (on other rows of it)."""
+        return self.trained is not None and domain in self.trained
 
     def of(self, domain: str) -> HeldOut:
         """The report of one held-out domain."""

@@ -8,6 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rcalign.diagnosis.advice import answers
 from rcalign.diagnosis.results import Correlation, Diagnosis, HeldOut, MixtureFit, PriorEstimates, Target
 from rcalign.diagnosis.transport import Distance
 
@@ -25,6 +26,8 @@ SIGNS = {
 def render_terminal(diagnosis: Diagnosis) -> RenderableType:
     """What ``rich.print`` shows: findings, then the numbers of each domain, the target, the run, the notes."""
     parts: list[RenderableType] = [_findings(diagnosis)]
+    if diagnosis.target is not None:
+        parts = [_answers(diagnosis), *parts]
     if diagnosis.held_out:
         parts += [_split(diagnosis), _bounds(diagnosis)]
         if any(one.chain is not None for one in diagnosis.held_out):
@@ -53,6 +56,23 @@ def _findings(diagnosis: Diagnosis) -> Panel:
     return Panel(text, title=title, title_align="left", padding=(1, 2))
 
 
+def _answers(diagnosis: Diagnosis) -> Panel:
+    """The plain words for a target."""
+    assert diagnosis.target is not None
+    text = Text()
+    for one in answers(diagnosis):
+        text.append(f"{one.question} ", "dim")
+        text.append(f"{one.answer}\n", {"good": "bold green", "bad": "bold red"}.get(one.kind, "bold"))
+        if one.detail:
+            text.append(f"  {one.detail}\n")
+    if diagnosis.target.unusual:
+        listed = ", ".join(f"{one.name} (x {one.times:.1f})" for one in diagnosis.target.unusual[:5])
+        text.append("Its most unusual samples: ", "dim")
+        text.append(f"{listed}{' ...' if len(diagnosis.target.unusual) > 5 else ''}\n")
+    text.rstrip()
+    return Panel(text, title=Text(f"The model on {diagnosis.target.name}"), title_align="left", padding=(1, 2))
+
+
 def _table(title: str, caption: str, *columns: str) -> Table:
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
     for at, name in enumerate(columns):
@@ -63,9 +83,10 @@ def _table(title: str, caption: str, *columns: str) -> Table:
 def _split(diagnosis: Diagnosis) -> Table:
     """The exact split of every gap."""
     table = _table(
-        "Risk of each domain, held out",
-        "risk = support + prior + feature + unsupported, exactly (cross-entropy, natural logarithm)",
-        "held out",
+        "Risk of each domain, compared with the others",
+        "risk = support + prior + feature + unsupported, exactly (cross-entropy, natural logarithm)"
+        + ("" if diagnosis.trained is None else "; * the model was not trained on it"),
+        "domain",
         "samples",
         "accuracy",
         "support",
@@ -75,8 +96,9 @@ def _split(diagnosis: Diagnosis) -> Table:
         "= risk",
     )
     for one in diagnosis.held_out:
+        new = diagnosis.trained is not None and not diagnosis.is_trained(one.domain)
         table.add_row(
-            Text(one.domain),
+            Text(one.domain + " *" * new),
             f"{one.samples:,}",
             f"{one.accuracy:.1%}",
             _short(one.support_risk),
@@ -93,7 +115,7 @@ def _bounds(diagnosis: Diagnosis) -> Table:
     table = _table(
         "Theorem 1: what the risk can be at most",
         f"in the {lipschitz.space}, L = {lipschitz.constant:.4g}; B = largest loss seen = {diagnosis.largest_loss:.4g}",
-        "held out",
+        "domain",
         "risk",
         "tight bound",
         "bound",
@@ -141,7 +163,7 @@ def _mixtures(fits: list[MixtureFit]) -> Table:
     table = _table(
         "Theorem 3: each domain as a mixture of the others",
         "guarantee = risk of the mixture + L × distance; labels count in the distance",
-        "held out",
+        "domain",
         *names,
         "distance left",
         "guarantee",

@@ -25,6 +25,7 @@ from rcalign.diagnosis.results import (
 Chart = dict[str, Any]
 
 LABEL_LENGTH = 16
+MOST_CLASSES = 60  # in heat maps and tables; JSON has all
 MOST_CELL_TEXTS = 120  # beyond, a heat map says its numbers on hover only
 
 
@@ -226,15 +227,27 @@ def _written(rows: Sequence[Sequence[float | None]], digits: str) -> list[list[s
     return [["" if value is None else format(value, digits) for value in row] for row in rows]
 
 
+def classes_that_matter(diagnosis: Diagnosis, most: int = MOST_CLASSES) -> list[int]:
+    """Positions of the classes with the largest parts in the gaps of all domains: at most so many, in their order."""
+
+    def at_stake(c: int) -> float:
+        each = [one.classes[c] for one in diagnosis.held_out]
+        return sum(abs(item.prior_part) + abs(item.feature_part) + item.unsupported_part for item in each)
+
+    count = len(diagnosis.classes)
+    return sorted(sorted(range(count), key=lambda c: (-at_stake(c), c))[:most])
+
+
 def heat_map(diagnosis: Diagnosis, term: Term) -> Chart:
-    """One number for every class and held-out domain; empty where it does not exist."""
-    reports = diagnosis.held_out
-    rows = [[term.value(one.classes[c]) for one in reports] for c in range(len(diagnosis.classes))]
+    """One number for every class that matters and every domain; empty where it does not exist."""
+    reports, chosen = diagnosis.held_out, classes_that_matter(diagnosis)
+    rows = [[term.value(one.classes[c]) for one in reports] for c in chosen]
+    classes = [diagnosis.classes[c] for c in chosen]
     known = [number for row in rows for number in row if number is not None]
     most = max((abs(number) for number in known), default=0.0) or 1.0
     low = -most if term.scale == "@diverging" else 0.0
     shown = len(reports) * len(rows) <= MOST_CELL_TEXTS
-    names = [[f"{label(name, 60)}, {label(one.domain, 60)}" for one in reports] for name in diagnosis.classes]
+    names = [[f"{label(name, 60)}, {label(one.domain, 60)}" for one in reports] for name in classes]
     return figure(
         [
             {
@@ -254,7 +267,7 @@ def heat_map(diagnosis: Diagnosis, term: Term) -> Chart:
         ],
         90 + max(24, min(34, 900 // len(rows))) * len(rows),
         xaxis=axis([one.domain for one in reports], side="top"),
-        yaxis=axis(diagnosis.classes, autorange="reversed"),
+        yaxis=axis(classes, autorange="reversed"),
     )
 
 
@@ -335,7 +348,9 @@ def ruler(target: Target) -> Chart:
 
 
 def priors(estimates: PriorEstimates) -> Chart:
-    """Priors of the target by both methods, with intervals, beside those of the sources."""
+    """Priors of the target by both methods, with intervals, beside those of the sources; of the most frequent."""
+    by_share = sorted(range(len(estimates.classes)), key=lambda c: (-estimates.em[c].value, c))
+    estimates = estimates.of(sorted(by_share[:MOST_CLASSES]))
     rows = list(range(len(estimates.classes)))
     data: list[Chart] = [
         {

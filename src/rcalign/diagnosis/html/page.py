@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from rcalign.diagnosis.advice import main_subject
+from rcalign.diagnosis.advice import answers, main_subject
 from rcalign.diagnosis.html import charts
 from rcalign.diagnosis.results import Diagnosis
 from rcalign.diagnosis.terminal import describe
@@ -18,10 +18,15 @@ from rcalign.pages import chart_script, chart_style, embedded
 
 
 def render_html(diagnosis: Diagnosis) -> str:
-    """The whole report as one page that needs no network."""
+    """The whole report as one page that needs no network.
+
+    The first screen answers in plain words; the theorems and their numbers are folded below where there is a target.
+    """
     figures = _figures(diagnosis)
     return _template().render(
         diagnosis=diagnosis,
+        answers=answers(diagnosis),
+        shown=charts.classes_that_matter(diagnosis),
         subject=main_subject(diagnosis.held_out, diagnosis.target),
         fits=[one.mixture for one in diagnosis.held_out if one.mixture is not None],
         terms=_terms(diagnosis),

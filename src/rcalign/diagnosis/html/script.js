@@ -28,6 +28,7 @@
     choose(group, choice.querySelector('[aria-selected="true"]').dataset.value);
   }
   drawVisible();
+  for (const folded of document.querySelectorAll("details")) folded.addEventListener("toggle", drawVisible);
   let width = innerWidth, timer;
   addEventListener("resize", () => {
     if (innerWidth === width) return; // a phone's bars come and go while scrolling
