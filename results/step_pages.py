@@ -1,0 +1,293 @@
+"""What docs/results says of the changed step, from its records: table.md with its picture, and development.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from scipy import stats
+
+from rcalign.files import write_whole
+from results import step_study as study
+from results.tables import markdown
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+Unit = tuple[str, str]  # row and domain
+BASELINE = "ERM"
+OURS, PAPER = "RC-Align (ours)", "RC-Align (paper)"
+BLUE, RED, GREY = "#2a6fbb", "#c0392b", "#7f8c8d"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two methods, in points: mean, its 95 % interval, and the two-sided p of no difference."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def verdict(self) -> str:
+        return "wins" if self.low > 0 else "loses" if self.high < 0 else "ties"
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
+
+
+def weighted(values: Sequence[float], weights: Sequence[float]) -> Difference:
+    """The weighted mean of independent differences with its t interval; weights add up to one.
+
+    >>> weighted([1.0, 2.0, 3.0], [1 / 3] * 3)
+    Difference(mean=2.0, low=-0.4841377118..., high=4.4841377118..., p=0.0741...)
+    """
+    v, w = np.asarray(values, float), np.asarray(weights, float)
+    n, mean = len(v), float(v @ w)
+    if n < 2:
+        return Difference(mean, -math.inf, math.inf, 1.0)
+    error = float(np.sqrt(n / (n - 1) * np.sum(w**2 * (v - mean) ** 2)))
+    if error == 0:
+        return Difference(mean, mean, mean, 0.0 if mean else 1.0)
+    reach = float(stats.t.ppf(0.975, n - 1)) * error
+    return Difference(mean, mean - reach, mean + reach, float(2 * stats.t.sf(abs(mean) / error, n - 1)))
+
+
+def holm(p: Mapping[str, float]) -> dict[str, float]:
+    """Holm's adjusted p-values.
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'b': 0.06, 'c': 0.06}
+    """
+    found, largest = {}, 0.0
+    for k, name in enumerate(sorted(p, key=lambda name: p[name])):
+        largest = max(largest, min(1.0, (len(p) - k) * p[name]))
+        found[name] = largest
+    return {name: found[name] for name in p}
+
+
+class Figures:
+    """Accuracy (or balanced accuracy) in per cent by method, row, domain and seed; only seeds that all methods have."""
+
+    def __init__(self, folder: Path, rows: Sequence[str], what: str = "accuracy") -> None:
+        self.values: dict[str, dict[tuple[str, str, int], float]] = {}
+        for row in rows:
+            lines = list(study.chosen(folder / f"table-{row}.jsonl"))
+            for line in lines:
+                label = line["method"] + study.AVERAGES[line["average"] or None]
+                for domain, value in line[what].items():
+                    self.values.setdefault(label, {})[row, domain, line["seed"]] = 100 * value
+        everyone = [set(found) for label, found in self.values.items() if label.split(" + SWAD")[0] in study.METHODS]
+        shared = set.intersection(*everyone) if everyone else set()
+        self.values = {
+            label: {key: value for key, value in found.items() if key in shared} for label, found in self.values.items()
+        }
+        self.keys = sorted(shared)
+        self.rows = [row for row in rows if any(key[0] == row for key in self.keys)]
+        self.seeds = sorted({seed for _, _, seed in self.keys})
+
+    def mean(self, label: str, row: str | None = None) -> float:
+        """Of a row, the mean over domains and seeds; of the table, the mean over rows."""
+        if row is None:
+            return float(np.mean([self.mean(label, name) for name in self.rows]))
+        return float(np.mean([value for key, value in self.values[label].items() if key[0] == row]))
+
+    def against(self, label: str, other: str, rows: Sequence[str] | None = None) -> Difference:
+        """One row: paired over (domain, seed). Several: each row weighs the same, domains are the units."""
+        rows = self.rows if rows is None else rows
+        mine, theirs = self.values[label], self.values[other]
+        if len(rows) == 1:
+            gaps = [mine[key] - theirs[key] for key in self.keys if key[0] == rows[0] and key in mine]
+            return weighted(gaps, [1 / len(gaps)] * len(gaps))
+        units: dict[Unit, list[float]] = {}
+        for key in self.keys:
+            if key[0] in rows:
+                units.setdefault(key[:2], []).append(mine[key] - theirs[key])
+        sizes = {row: sum(unit[0] == row for unit in units) for row in rows}
+        weights = [1 / len(rows) / sizes[row] for row, _ in units]
+        return weighted([float(np.mean(gaps)) for gaps in units.values()], weights)
+
+
+def write_table(folder: Path, out: Path) -> None:
+    """table.md and table.png, from the rows whose records are there."""
+    rows = [row for row in study.ROWS if (folder / f"table-{row}.jsonl").exists()]
+    if not rows:
+        return
+    figures, balanced = Figures(folder, rows), Figures(folder, rows, "balanced")
+    compound = [row for row in figures.rows if study.ROWS[row].compound]
+    labels = [label for label in figures.values if label.split(" + SWAD")[0] in study.METHODS]
+    labels.sort(key=lambda label: -figures.mean(label))
+    gaps = {label: figures.against(label, BASELINE) for label in labels if label != BASELINE}
+    corrected = holm({label: gap.p for label, gap in gaps.items()})
+    main = []
+    for label in labels:
+        cells = [f"{figures.mean(label, row):.1f}" for row in figures.rows]
+        gap = gaps.get(label)
+        more = ["", "", "", ""]
+        if gap is not None:
+            more = [str(gap), f"{corrected[label]:.2f}", gap.verdict, str(figures.against(label, BASELINE, compound))]
+        main.append([label, *cells, f"{figures.mean(label):.1f}", f"{balanced.mean(label):.1f}", *more])
+    header = ["method", *figures.rows, "mean", "balanced", "− ERM (95 %)", "p (Holm)", "", "compound rows − ERM"]
+    parts = [
+        "# The changed step: the final table",
+        "Made by `make results` from `records/table-*.jsonl`, by rules written before: [protocol.md](protocol.md). "
+        f"Accuracy in per cent, seeds {', '.join(map(str, figures.seeds))}, frozen features; "
+        f"{', '.join(compound)} are compound shifts.\n",
+        markdown(header, main),
+        "![differences to ERM](table.png)\n",
+        "## Row by row",
+        "Ours against ERM, the paper's settings, and the strongest baseline; paired over (domain, seed).\n",
+        _row_by_row(figures),
+        _goal(figures, compound),
+        _late(folder / "table-late.jsonl"),
+        _whole(folder / "table-whole.jsonl"),
+    ]
+    _plot(gaps, figures, out / "table.png")
+    write_whole(out / "table.md", "\n".join(part for part in parts if part).encode())
+
+
+def best_baseline(figures: Figures, rows: Sequence[str]) -> str:
+    """The method that is not RC-Align with the best mean over some rows."""
+    others = [
+        label
+        for label in figures.values
+        if label.split(" + SWAD")[0] in study.METHODS and not label.startswith("RC-Align")
+    ]
+    return max(others, key=lambda label: float(np.mean([figures.mean(label, row) for row in rows])))
+
+
+def _row_by_row(figures: Figures) -> str:
+    lines = []
+    for row in figures.rows:
+        best = best_baseline(figures, [row])
+        for ours in (OURS, f"{OURS} + SWAD"):
+            found = [figures.against(ours, other, [row]) for other in (BASELINE, PAPER, best)]
+            cells = [f"{gap} {gap.verdict}" for gap in found]
+            lines.append([row, ours, f"{figures.mean(ours, row):.1f}", *cells[:2], f"{cells[2]} ({best})"])
+    return markdown(["row", "method", "accuracy", "− ERM", "− paper", "− best baseline"], lines)
+
+
+def _goal(figures: Figures, compound: Sequence[str]) -> str:
+    best = best_baseline(figures, compound)
+    lines = []
+    for ours in (OURS, f"{OURS} + SWAD"):
+        losing = [row for row in figures.rows if figures.against(ours, BASELINE, [row]).verdict == "loses"]
+        lines.append(
+            [
+                ours,
+                str(figures.against(ours, BASELINE)),
+                str(figures.against(ours, PAPER)),
+                f"{figures.against(ours, best, compound)} ({best})",
+                ", ".join(losing) or "none",
+            ]
+        )
+    header = [
+        "",
+        "− ERM, all rows",
+        "− paper, all rows",
+        "− best baseline, compound rows",
+        "rows behind ERM beyond the interval",
+    ]
+    return "\n".join(["## The goal", markdown(header, lines)])
+
+
+def _late(file: Path) -> str:
+    return _fine_tuned(file, "Late stages fine-tuned, PACS")
+
+
+def _whole(file: Path) -> str:
+    return _fine_tuned(file, "The whole backbone fine-tuned, PACS")
+
+
+def _fine_tuned(file: Path, title: str) -> str:
+    lines = study.lines_of(file)
+    if not lines:
+        return ""
+    values: dict[str, dict[tuple[str, int], float]] = {}
+    for line in lines:
+        label = line["method"] + study.AVERAGES[line["average"] or None]
+        values.setdefault(label, {})[line["held_out"], line["seed"]] = 100 * line["accuracy"][line["held_out"]]
+    base = values[BASELINE]
+    domains = sorted({domain for domain, _ in base})
+    shown = []
+    for label in sorted(values, key=lambda label: -np.mean(list(values[label].values()))):
+        found = values[label]
+        cells = [f"{np.mean([v for (d, _), v in found.items() if d == domain]):.1f}" for domain in domains]
+        gaps = [found[key] - base[key] for key in found if key in base]
+        gap = "" if label == BASELINE else str(weighted(gaps, [1 / len(gaps)] * len(gaps)))
+        shown.append([label, *cells, f"{np.mean(list(found.values())):.1f}", gap, str(len(found))])
+    settings = lines[0]["settings"]
+    return "\n".join(
+        [f"## {title}", f"{settings}\n", markdown(["method", *domains, "mean", "− ERM (95 %)", "runs"], shown)]
+    )
+
+
+def _plot(gaps: Mapping[str, Difference], figures: Figures, file: Path) -> None:
+    order = sorted(gaps, key=lambda label: gaps[label].mean)
+    figure, axis = plt.subplots(figsize=(7, 0.26 * len(order) + 1))
+    for k, label in enumerate(order):
+        gap = gaps[label]
+        colour = {"wins": BLUE, "loses": RED, "ties": GREY}[gap.verdict]
+        axis.plot([gap.low, gap.high], [k, k], color=colour, linewidth=2)
+        axis.plot(gap.mean, k, "o", color=colour, markersize=5)
+    axis.set_yticks(range(len(order)), order, fontsize=8)
+    for tick, label in zip(axis.get_yticklabels(), order, strict=True):
+        tick.set_fontweight("bold" if label.startswith(OURS) else "normal")
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.set_xlabel(
+        f"accuracy less ERM's ({figures.mean(BASELINE):.1f} %), mean of {len(figures.rows)} rows, points, 95 %"
+    )
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=110, bbox_inches="tight")
+    plt.close(figure)
+
+
+# --- development ------------------------------------------------------------------------------------------------------
+
+
+def write_development(folder: Path, out: Path) -> None:
+    """The table of everything that was tried, between the words of development.md that stand."""
+    file = out / "development.md"
+    lines = study.lines_of(folder / "development.jsonl")
+    if not lines or not file.exists():
+        return
+    before, _, rest = file.read_text().partition("<!-- table -->")
+    _, _, after = rest.partition("<!-- end of table -->")
+    write_whole(file, f"{before}<!-- table -->\n{development_table(lines)}\n<!-- end of table -->{after}".encode())
+
+
+def development_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Mean difference to ERM without averaging, ± standard error over (domain, seed), for each group of settings."""
+    groups = sorted({line["group"] for line in lines})
+    base = {(line["group"], line["domain"], line["seed"]): line["accuracy"] for line in lines if _is_base(line)}
+    values: dict[str, dict[tuple[str, str, int], float]] = {}
+    for line in lines:
+        label = f"{line['variant']}{' + SWAD' if line['average'] == 'swad' else ''}"
+        key = (line["group"], line["domain"], line["seed"])
+        if key in base:
+            values.setdefault(label, {})[key] = line["accuracy"] - base[key]
+    rows = []
+    for label, found in values.items():
+        cells, means = [], []
+        for group in groups:
+            gaps = [gap for key, gap in found.items() if key[0] == group]
+            if gaps:
+                means.append(np.mean(gaps))
+                error = f" ± {np.std(gaps, ddof=1) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
+                cells.append(f"{np.mean(gaps):+.1f}{error} ({len(gaps)})")
+            else:
+                cells.append("–")
+        whole = f"{np.mean(means):+.2f}" if len(means) == len(groups) else f"({np.mean(means):+.2f})"
+        rows.append((len(means), float(np.mean(means)), [label, *cells, whole]))
+    rows.sort(key=lambda row: (-row[0], -row[1]))
+    return markdown(["variant", *groups, "mean"], [row for _, _, row in rows])
+
+
+def _is_base(line: Mapping[str, Any]) -> bool:
+    return line["variant"] == BASELINE and not line["average"]

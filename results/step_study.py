@@ -1,0 +1,171 @@
+"""The final table of the changed step: which runs, in which order, and their records. See docs/results/protocol.md.
+
+Every row of the table has a file of records, one line for each run and reading (without and with SWAD), written as runs
+end; a run whose lines are there is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rcalign import registry, spaces
+from rcalign.training.run import hparams_of
+from rcalign.training.task import Task
+from results import late, quick
+
+STEPS, EVERY, BATCH = 120, 12, 32
+SEEDS = (0, 1, 2)
+DRAWS = 2
+AVERAGES: dict[str | None, str] = {None: "", "swad": " + SWAD"}
+
+# the paper's Algorithm 1 and 2 as this project reads them: what the preset rc-align keeps
+PAPER = {
+    "meta_step": "sgd",
+    "episode_weights": "equal",
+    "logit_adjustment": 0.0,
+    "warm_up": 0,
+    "centroids": "batch",
+}
+OURS: dict[str, Any] = {
+    "meta_step": "optimizer",
+    "episode_weights": "balanced",
+    "mixup_alpha": 0.0,
+    "logit_adjustment": 1.0,
+    "target_prior": "expected",
+}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ERM": ("ERM", {}),
+    "BSoftmax": ("BSoftmax", {}),
+    "RC-Align (paper)": ("RC-Align", PAPER),
+    "RC-Align (ours)": ("RC-Align", OURS),
+    "RC-Align (ours), unadjusted": ("RC-Align", {**OURS, "logit_adjustment": 0.0}),
+    "RC-Align (ours), equal shares": ("RC-Align", {**OURS, "target_prior": "equal"}),
+    "CORAL": ("CORAL", {}),
+    "Fish": ("Fish", {}),
+    "SAGM": ("SAGM", {}),
+    "GMDG": ("GMDG", {}),
+    "MLDG": ("MLDG", {}),
+}
+ABLATION = {  # the paper's, at the paper's settings: M = meta step, DA = alignment
+    "M": ("RC-Align", {**PAPER, "alignment_weight": 0.0, "mixup_alpha": 0.0}),
+    "DA": ("RC-Align", {**PAPER, "meta": False, "mixup_alpha": 0.0}),
+    "M + DA": ("RC-Align", {**PAPER, "mixup_alpha": 0.0}),
+}
+LATE = ("ERM", "RC-Align (paper)", "RC-Align (ours)", "BSoftmax", "Fish", "SAGM", "CORAL")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table. held_out: one run for each; under ``mdlt`` a single run with none."""
+
+    data: str
+    protocol: str
+    held_out: tuple[str | None, ...]
+    compound: bool
+
+
+ROWS = {
+    "pacs": Row("PACS", "lodo", ("art_painting", "sketch"), False),
+    "emoji": Row("emoji", "lodo", ("windows", "twitter"), False),
+    "pacs-mlt": Row("PACS-MLT", "mdlt", (None,), True),
+    "emoji-mlt": Row("emoji-mlt", "lodo", ("windows", "twitter"), True),
+    "hearts": Row("hearts", "lodo", ("cleveland", "hungarian", "switzerland", "va"), True),
+    "sentiment": Row("sentiment", "lodo", ("amazon", "movies", "nyt", "tweets"), True),
+}
+
+
+def methods_of(row: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    return {**METHODS, **ABLATION} if row == "pacs" else METHODS
+
+
+def hparams(label: str, draw: int, methods: Mapping[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Draw 0: the defaults; the others from the method's own ranges, the same draws of what methods share."""
+    algorithm, fixed = methods[label]
+    entry = registry.get(algorithm)
+    fixed = {"batch_size": BATCH, **fixed}
+    if draw == 0:
+        return asdict(hparams_of(entry, "arrays", fixed))
+    return asdict(spaces.draw(entry.algorithm.Hparams, "arrays", draw, **fixed))
+
+
+def run_row(name: str, file: Path, seed: int, say: Callable[[str], None] = print) -> None:
+    """What is missing of one seed of a row: the search (seed 0), or the winners of the search again."""
+    row, methods = ROWS[name], methods_of(name)
+    for held_out in row.held_out:
+
+        @cache
+        def task(held_out: str | None = held_out) -> Task:
+            held = [] if held_out is None else [held_out]
+            return quick.features_task(row.data, row.protocol, held, seed, 112 if row.data.startswith("PACS") else None)
+
+        for label, (algorithm, _) in methods.items():
+            for draw in range(DRAWS) if seed == 0 else sorted(set(winners(file, held_out, label).values())):
+                where = {"row": name, "held_out": held_out, "method": label, "draw": draw, "seed": seed}
+                if any(all(line[key] == value for key, value in where.items()) for line in lines_of(file)):
+                    continue
+                options = hparams(label, draw, methods)
+                found = quick.train(task(), algorithm, options, steps=STEPS, every=EVERY, seed=seed)
+                _append(file, where, found, options if seed == 0 else None)
+                say(f"{name} {held_out} {label} draw {draw} seed {seed}")
+
+
+def winners(file: Path, held_out: str | None, label: str) -> dict[str, int]:
+    """average -> the draw of seed 0 with the best validation accuracy; the first of equals."""
+    found: dict[str, tuple[float, int]] = {}
+    for line in lines_of(file):
+        if (line["held_out"], line["method"], line["seed"]) == (held_out, label, 0):
+            best = found.get(line["average"], (-1.0, 0))
+            if line["validation"] > best[0]:
+                found[line["average"]] = (line["validation"], line["draw"])
+    return {average: draw for average, (_, draw) in found.items()}
+
+
+def chosen(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines that count: of every seed, those of the draw that the search chose."""
+    for line in lines_of(file):
+        if winners(file, line["held_out"], line["method"])[line["average"]] == line["draw"]:
+            yield line
+
+
+def run_late(file: Path, held_out: str, seed: int, *, steps: int, batch: int, rate: float) -> None:
+    """Late stages: the same settings for all, no search."""
+    task: late.LateTask | None = None
+    for label in LATE:
+        algorithm, fixed = METHODS[label]
+        where = {"row": "late", "held_out": held_out, "method": label, "draw": 0, "seed": seed}
+        if any(all(line[key] == value for key, value in where.items()) for line in lines_of(file)):
+            continue
+        task = task or late.late_task("PACS", [held_out], seed, first=5, size=112, most=1200)
+        options = {"batch_size": batch, "learning_rate": rate, **fixed}
+        found = quick.train(task, algorithm, options, steps=steps, every=steps // 6, seed=seed, preset="default")
+        _append(file, where, found, options)
+
+
+def _append(
+    file: Path,
+    where: Mapping[str, Any],
+    found: Mapping[str | None, Mapping[str, Any]],
+    options: Mapping[str, Any] | None,
+) -> None:
+    kept = ("validation", "accuracy", "balanced", "seconds")
+    with file.open("a") as out:
+        for average, result in found.items():
+            line = {**where, "average": average or "", **{key: _short(result[key]) for key in kept}}
+            if options is not None and average is None:
+                line["hparams"] = _short(options)
+            out.write(json.dumps(line) + "\n")
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 5)
+    return {key: _short(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
