@@ -22,10 +22,11 @@ from rcalign.data.cache import cache_root, open_images
 from rcalign.data.source import Dataset
 from rcalign.data.splits import split
 from rcalign.models.backbones import Backbone, ImageFeaturizer, build
-from rcalign.training.task import Inputs, Task, placed, storage_size
+from rcalign.training.task import Inputs, Task, make_task, placed, storage_size
 from rcalign.types import Batch, DataSpec
 
 VIEWS = 2  # augmented views of each image
+FIRST = 5  # of seven stages
 
 
 class _Views(Batches):
@@ -73,8 +74,27 @@ def sample(dataset: Dataset, most: int) -> Dataset:
     return dataset.select(np.sort(np.concatenate(kept)))
 
 
-def late_task(data: str, held_out: Sequence[str], seed: int, *, first: int, size: int | None, most: int) -> LateTask:
-    """first: the first stage that is trained; the ones before it and the stem are frozen."""
+def whole_task(data: str, held_out: Sequence[str], seed: int, *, size: int | None, most: int) -> Task:
+    """The same images for the whole backbone."""
+    dataset = sample(source.load(data), most)
+    return make_task(
+        dataset,
+        split(dataset, "lodo", held_out, seed),
+        presets.get("default"),
+        backbone=None,
+        weights=None,
+        freeze_backbone=False,
+        freeze_batch_norm=True,
+        image_size=size,
+        device=torch.device("cpu"),
+        seed=seed,
+    )
+
+
+def late_task(
+    data: str, held_out: Sequence[str], seed: int, *, size: int | None, most: int, first: int = FIRST
+) -> LateTask:
+    """first: the first stage that is trained, counted from 0; the ones before it and the stem are frozen."""
     dataset = sample(source.load(data), most)
     backbone, clean, views = _activations(dataset, first, size)
     splits = split(dataset, "lodo", held_out, seed)

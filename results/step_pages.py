@@ -222,7 +222,10 @@ def _fine_tuned(file: Path, title: str) -> str:
         gaps = [found[key] - base[key] for key in found if key in base]
         gap = "" if label == BASELINE else str(weighted(gaps, [1 / len(gaps)] * len(gaps)))
         shown.append([label, *cells, f"{np.mean(list(found.values())):.1f}", gap, str(len(found))])
-    settings = lines[0]["settings"]
+    steps, batch, rate = study.SETTINGS[lines[0]["row"]]
+    settings = (
+        f"112 px, {steps} steps of {batch} images per domain, learning rate {rate:g}, no search, the same for all."
+    )
     return "\n".join(
         [f"## {title}", f"{settings}\n", markdown(["method", *domains, "mean", "− ERM (95 %)", "runs"], shown)]
     )

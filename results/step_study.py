@@ -7,7 +7,7 @@ end; a run whose lines are there is not made again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,8 @@ ABLATION = {  # the paper's, at the paper's settings: M = meta step, DA = alignm
     "DA": ("RC-Align", {**PAPER, "meta": False, "mixup_alpha": 0.0}),
     "M + DA": ("RC-Align", {**PAPER, "mixup_alpha": 0.0}),
 }
+SETTINGS = {"late": (150, 12, 2e-4), "whole": (600, 8, 1e-4)}  # steps, images per domain, learning rate
+WHOLE = ("ERM", "RC-Align (ours)", "RC-Align (paper)")
 LATE = ("ERM", "RC-Align (paper)", "RC-Align (ours)", "BSoftmax", "Fish", "SAGM", "CORAL")
 
 
@@ -132,15 +134,18 @@ def chosen(file: Path) -> Iterator[dict[str, Any]]:
             yield line
 
 
-def run_late(file: Path, held_out: str, seed: int, *, steps: int, batch: int, rate: float) -> None:
-    """Late stages: the same settings for all, no search."""
-    task: late.LateTask | None = None
-    for label in LATE:
+def run_images(kind: str, file: Path, held_out: str, seed: int, labels: Sequence[str] = LATE) -> None:
+    """What is missing of fine-tuning on PACS: ``late`` stages or the ``whole`` backbone. No search."""
+    steps, batch, rate = SETTINGS[kind]
+    task: Task | None = None
+    for label in labels:
         algorithm, fixed = METHODS[label]
-        where = {"row": "late", "held_out": held_out, "method": label, "draw": 0, "seed": seed}
+        where = {"row": kind, "held_out": held_out, "method": label, "draw": 0, "seed": seed}
         if any(all(line[key] == value for key, value in where.items()) for line in lines_of(file)):
             continue
-        task = task or late.late_task("PACS", [held_out], seed, first=5, size=112, most=1200)
+        if task is None:
+            made = late.late_task if kind == "late" else late.whole_task
+            task = made("PACS", [held_out], seed, size=112, most=1200)
         options = {"batch_size": batch, "learning_rate": rate, **fixed}
         found = quick.train(task, algorithm, options, steps=steps, every=steps // 6, seed=seed, preset="default")
         _append(file, where, found, options)
