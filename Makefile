@@ -38,7 +38,7 @@ bench: setup
 	@$(BIN)/python -m bench
 
 results: setup
-	@$(BIN)/python -m results
+	@$(BIN)/python -m results $(STUDY)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,7 @@
 """``make results``: trains what is not trained yet, condenses it into docs/results/records, and writes the pages.
 
 python -m results                   everything, in order; it goes on where it stopped
-python -m results screen final      some studies
+python -m results pacs hearts       some studies: ``make results STUDY="pacs hearts"``
 python -m results --write-only      the pages again, from the committed records alone
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rcalign import api
 from rcalign.errors import InputError
-from results import pages, plans, records, tables
+from results import pages, plans, records, step_study, tables
 
 RECORDS = pages.HERE / "records"
 STUDIES: dict[str, Callable[[], plans.Plan]] = {
@@ -23,12 +23,15 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
     "lodo": plans.lodo,
     "mdlt": plans.mdlt,
     "compound": plans.compound,
-    "gap": plans.gap,
     "fine-tuning": plans.fine_tuning,
     "fine-tuning-longer": plans.fine_tuning_longer,
     "fine-tuning-long-tailed": plans.fine_tuning_long_tailed,
     "from-scratch": plans.from_scratch,
 }
+
+
+# rows of the final table of the changed step, and its fine-tuning: small enough for one process
+STEP_STUDIES = (*step_study.ROWS, *step_study.SETTINGS, "gap")
 
 
 def best_of_screen(count: int = 3) -> list[str]:
@@ -51,19 +54,38 @@ def run(name: str, runs: Path) -> None:
         weights.unlink()
 
 
+def run_step(name: str) -> None:
+    """One row of the final table, or its fine-tuning on images: the records grow with every run."""
+    file = RECORDS / f"table-{name}.jsonl"
+    if name == "gap":
+        step_study.run_gap(RECORDS / "gap.jsonl")
+        return
+    if name in step_study.ROWS:
+        for seed in step_study.SEEDS:
+            step_study.run_row(name, file, seed)
+        return
+    labels = step_study.LATE if name == "late" else step_study.WHOLE
+    for held_out in step_study.ROWS["pacs"].held_out:
+        assert held_out is not None
+        step_study.run_images(name, file, held_out, 0, labels)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join(STUDIES)}")
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join((*STUDIES, *STEP_STUDIES))}")
     parser.add_argument("--runs", type=Path, default=Path("runs/results"), help="where runs are kept")
     parser.add_argument("--write-only", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     for name in arguments.studies:
-        if name not in STUDIES:
-            parser.error(f"no study is called '{name}': there are {', '.join(STUDIES)}.")
+        if name not in (*STUDIES, *STEP_STUDIES):
+            parser.error(f"no study is called '{name}': there are {', '.join((*STUDIES, *STEP_STUDIES))}.")
     RECORDS.mkdir(parents=True, exist_ok=True)
     try:
-        for name in () if arguments.write_only else arguments.studies or STUDIES:
-            run(name, arguments.runs)
+        for name in () if arguments.write_only else arguments.studies or (*STUDIES, *STEP_STUDIES):
+            if name in STUDIES:
+                run(name, arguments.runs)
+            else:
+                run_step(name)
     except InputError as error:
         sys.exit(str(error))
     pages.write_all(RECORDS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ def features_task(data: str, protocol: str, held_out: Sequence[str], seed: int, 
         weights=None,
         freeze_backbone=images,
         freeze_batch_norm=True,
-        image_size=size if images else None,
+        image_size=(size or dataset.content.native_size or 224) if images else None,  # type: ignore[union-attr]
         device=torch.device("cpu"),
         seed=seed,
     )
@@ -77,6 +77,7 @@ def train(
     seed: int,
     preset: str = "arrays",
     averages: Sequence[str] = ("swad",),
+    after_step: Callable[[Algorithm, int], None] | None = None,
 ) -> dict[str | None, dict[str, Any]]:
     """The outcome of one run, by averaging: None is the best checkpoint on validation, no average."""
     entry = registry.get(algorithm)
@@ -88,11 +89,17 @@ def train(
         theirs = {name: value for name, value in options.items() if name in known}
         found = train(task, first.name, theirs, steps=steps, every=every, seed=seed, preset=preset, averages=())
         model.start_from(found[None]["weights"])
-    return _fit(model, task, steps, every, seed, averages)
+    return _fit(model, task, steps, every, seed, averages, after_step)
 
 
 def _fit(
-    model: Algorithm, task: Task, steps: int, every: int, seed: int, averages: Sequence[str]
+    model: Algorithm,
+    task: Task,
+    steps: int,
+    every: int,
+    seed: int,
+    averages: Sequence[str],
+    after_step: Callable[[Algorithm, int], None] | None,
 ) -> dict[str | None, dict[str, Any]]:
     started = time.perf_counter()
     beside = {name: _averaging(name, model, steps) for name in averages}
@@ -103,6 +110,8 @@ def _fit(
         if model.refresh_due():
             model.refresh(*task.training_features(model))
         model.step(batches.at(step))
+        if after_step is not None:
+            after_step(model, step + 1)
         for average in beside.values():
             average.update(model.state_dict())
         if (step + 1) % every and step + 1 < steps:

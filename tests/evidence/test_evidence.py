@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from rcalign import api
 from rcalign.reports.figures import AVERAGE, WORST
@@ -13,7 +15,7 @@ from rcalign.reports.report import make_report
 from rcalign.sweeps import plan_file
 from rcalign.sweeps.plan import expand
 from results import __main__ as command
-from results import pages, plans, records, tables
+from results import pages, plans, quick, records, step_pages, step_study, tables
 from results.tables import Reading
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,11 +30,65 @@ def test_figures_are_what_the_records_give(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", command.STUDIES)
 def test_every_planned_run_is_in_the_records(name: str, tmp_path: Path) -> None:
-    sweep = plan_file.read(plans.write(command.STUDIES[name](), tmp_path / f"{name}.toml"))
-    planned = {run.id for run in expand(sweep)}
+    """By id, of everything that determines a run; RC-Align's by place: it has other fields and defaults now."""
+    planned = expand(plan_file.read(plans.write(command.STUDIES[name](), tmp_path / f"{name}.toml")))
     lines = records.lines_of(RECORDS / f"{name}.jsonl")
-    assert planned <= {line["id"] for line in lines}
+    others, ours = ([run for run in planned if (run.algorithm == "RC-Align") is own] for own in (False, True))
+    assert {run.id for run in others} <= {line["id"] for line in lines}
+    places = {(line["data"], line["label"], tuple(line["test_domains"]), line["draw"], line["trial"]) for line in lines}
+    assert {(run.data, run.label, tuple(run.test_domains), run.draw, run.trial) for run in ours} <= places
     assert all(line.get("problem") is None for line in lines)
+
+
+@pytest.mark.parametrize("name", [row for row in step_study.ROWS if (RECORDS / f"table-{row}.jsonl").exists()])
+def test_the_final_table_is_whole(name: str) -> None:
+    """Every method of a row has both draws of the search for every domain, and a seed that counts has all methods."""
+    file = RECORDS / f"table-{name}.jsonl"
+    lines = step_study.lines_of(file)
+    places = [(line["held_out"], line["method"], line["draw"], line["seed"], line["average"]) for line in lines]
+    assert len(places) == len(set(places))
+    row, methods = step_study.ROWS[name], step_study.methods_of(name)
+    for held_out, method, draw in itertools.product(row.held_out, methods, range(step_study.DRAWS)):
+        assert {(held_out, method, draw, 0, average) for average in ("", "swad")} <= set(places)
+    for line in lines:
+        if "hparams" in line:
+            fixed = methods[line["method"]][1]
+            assert {key: line["hparams"][key] for key in fixed} == fixed
+            assert line["hparams"]["batch_size"] == step_study.BATCH
+
+
+def test_quick_runs_are_those_of_the_library(tmp_path: Path) -> None:
+    """The same steps, checkpoint and figures as ``rcalign train``, also with SWAD beside instead of around."""
+    rng = np.random.default_rng(0)
+    y, domain = np.tile(np.arange(2), 90), np.repeat(["a", "b", "c"], 60)
+    x = rng.standard_normal((180, 4)).astype(np.float32) + y[:, None] * (1 + (domain == "c"))[:, None]
+    np.savez(tmp_path / "rows.npz", x=x, y=y, domain=domain)
+    task = quick.features_task(str(tmp_path / "rows.npz"), "lodo", ["c"], 1, None)
+    for algorithm, options in (("ERM", {}), ("RC-Align", step_study.OURS)):
+        options = {"batch_size": 8, **options}
+        found = quick.train(task, algorithm, options, steps=24, every=2, seed=1)
+        for average, result in found.items():
+            told = api.train(
+                tmp_path / "rows.npz",
+                algorithm,
+                ["c"],
+                steps=24,
+                evaluate_every=2,
+                seed=1,
+                hparams=options,
+                average=average,
+                out=tmp_path / f"{algorithm}-{average}",
+            )
+            assert result["accuracy"] == told["accuracy"] and result["validation"] == told["validation"]
+
+
+def test_intervals_and_correction() -> None:
+    values = [0.5, 1.5, 2.0, -0.3]
+    found = step_pages.weighted(values, [0.25] * 4)
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert (found.mean, found.low, found.high) == pytest.approx((np.mean(values), low, high))
+    assert found.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    assert step_pages.holm({"a": 0.5, "b": 0.001, "c": 0.02}) == pytest.approx({"a": 0.5, "b": 0.003, "c": 0.04})
 
 
 def test_condensed_records_keep_the_figures(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from rich.console import Console
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where the runs and the picture go.")] = Path("demo"),
-    steps: Annotated[int, typer.Option(help="Updates of each of the four models.")] = 120,
+    steps: Annotated[int, typer.Option(help="Updates of each of the twelve models.")] = 200,
 ) -> None:
-    """Compare ERM and RC-Align on emoji drawings of vendors they have not seen. A few minutes; resumes if stopped."""
+    """Compare ERM and RC-Align on emoji drawings of vendors they have not seen. Minutes; resumes if stopped."""
     from rcalign.demo import demo as run
     from rcalign.demo import table
 
     outcome = run(out, steps)
     Console().print(table(outcome["results"]))
     print(f"Picture: {outcome['picture']}\nRuns: {out} (delete the folder to train anew)")
-    print("One seed and few steps: a look at the tool, not evidence. Next: rcalign train --help")
+    print("Two vendors and three seeds: a look at the tool; docs/results has the evidence. Next: rcalign train --help")

@@ -18,13 +18,14 @@ COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed")
 
 
 def compare_runs(
-    results: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    results: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
     path: Path | str,
     examples: Mapping[str, Sequence[np.ndarray]] | None = None,
 ) -> str:
-    """Algorithm -> held-out domain -> result (with its run's "folder"): bars of accuracy, and accuracy along training.
+    """Algorithm -> held-out domain -> results of its seeds (each with its run's "folder"): bars of accuracy, and
+    accuracy along training.
 
-    Bars carry the standard error of a proportion, so that a reader sees what the number of test images can tell.
+    Bars are means over seeds and carry the standard error over seeds; lines are means over seeds.
     examples: domain -> images (h, w, 3), shown above as one column a domain. Returns the path.
     """
     domains = list(next(iter(results.values())))
@@ -37,24 +38,26 @@ def compare_runs(
     axes = panels.subplots(1, 1 + len(domains))
     bars = axes[0]
     width = 0.8 / len(results)
+    seeds = max(len(found) for by_domain in results.values() for found in by_domain.values())
     for k, (name, by_domain) in enumerate(results.items()):
-        values = np.array([by_domain[domain]["average"] for domain in domains])
-        tested = np.array([np.sum(by_domain[domain]["confusion"][domain]) for domain in domains])
-        error = np.sqrt(values * (1 - values) / tested)
+        values = [100 * np.array([result["average"] for result in by_domain[domain]]) for domain in domains]
+        error = [found.std(ddof=1) / len(found) ** 0.5 if len(found) > 1 else 0.0 for found in values]
         place = np.arange(len(domains)) + (k - (len(results) - 1) / 2) * width
-        drawn = bars.bar(place, 100 * values, width * 0.92, yerr=100 * error, color=COLOURS[k], label=name, capsize=3)
-        bars.bar_label(drawn, [f"{100 * value:.1f}" for value in values], label_type="center", color="white")
+        means = [found.mean() for found in values]
+        drawn = bars.bar(place, means, width * 0.92, yerr=error, color=COLOURS[k], label=name, capsize=3)
+        bars.bar_label(drawn, [f"{mean:.1f}" for mean in means], label_type="center", color="white")
     bars.set_xticks(range(len(domains)), domains)
     bars.set_ylabel("accuracy on the unseen domain, %")
-    bars.set_title("chosen by validation on the seen domains", fontsize=10)
+    bars.set_title(f"mean of {seeds} seeds ± standard error over seeds", fontsize=10)
     bars.legend(frameon=False, loc="upper center", ncols=len(results), bbox_to_anchor=(0.5, -0.08))
     for axis, domain in zip(axes[1:], domains, strict=True):
         for k, (name, by_domain) in enumerate(results.items()):
-            rows = RunFolder(by_domain[domain]["folder"]).records()
-            steps = [row.step for row in rows]
-            unseen = [100 * row.accuracy[domain]["test"] for row in rows]
+            runs = [RunFolder(result["folder"]).records() for result in by_domain[domain]]
+            rows = list(zip(*runs, strict=True))
+            steps = [row[0].step for row in rows]
+            unseen = [100 * np.mean([record.accuracy[domain]["test"] for record in row]) for row in rows]
             axis.plot(steps, unseen, color=COLOURS[k], marker="o", label=f"{name}, unseen")
-            seen = [100 * row.validation for row in rows]
+            seen = [100 * np.mean([record.validation for record in row]) for row in rows]
             axis.plot(steps, seen, color=COLOURS[k], linestyle=":", marker="o", markersize=3, label=f"{name}, seen")
         axis.set_title(f"unseen: {domain}", fontsize=10)
         axis.set_xlabel("step")
