@@ -19,12 +19,14 @@ import torch
 from rcalign import presets, registry, spaces
 from rcalign.algorithms.base import Algorithm, seeded
 from rcalign.data import source
+from rcalign.data.augment import Augmentation
+from rcalign.data.cache import cache_root, open_images
 from rcalign.data.splits import split
 from rcalign.evaluation.evaluate import Part, evaluate_parts, summary, validation_accuracy, validation_loss
 from rcalign.models.backbones import Standardised, build
 from rcalign.training.averaging import make_averaging
 from rcalign.training.run import hparams_of
-from rcalign.training.task import Task, make_task
+from rcalign.training.task import Inputs, Task, frozen_features, make_task, storage_size
 
 COMPONENTS = 128
 
@@ -33,19 +35,36 @@ def features_task(data: str, protocol: str, held_out: Sequence[str], seed: int, 
     """Rows of numbers as they are; images as the main components of their features under the frozen backbone."""
     dataset = source.load(data)
     images = not isinstance(dataset.content, source.Arrays)
+    if images:
+        dataset = replace(dataset, content=source.Arrays(_features(dataset, size)))
     task = make_task(
         dataset,
         split(dataset, protocol, held_out, seed),
         presets.get("arrays"),
         backbone=None,
         weights=None,
-        freeze_backbone=images,
+        freeze_backbone=False,
         freeze_batch_norm=True,
-        image_size=(size or dataset.content.native_size or 224) if images else None,  # type: ignore[union-attr]
+        image_size=None,
         device=torch.device("cpu"),
         seed=seed,
     )
     return _reduced(task, seed) if images and task.inputs.shape[0] > COMPONENTS else task
+
+
+def _features(dataset: source.Dataset, size: int | None) -> np.ndarray:
+    """(n, h) of every image, kept in a file: data sets that share their images would else be decoded in turns."""
+    assert not isinstance(dataset.content, source.Arrays)
+    size = size or dataset.content.native_size or 224
+    file = cache_root() / f"results-{dataset.fingerprint[:24]}-{size}.npy"
+    if not file.exists():
+        with seeded(0):
+            backbone = build(None, (3, size, size))
+        augmentation = Augmentation(size=size, mean=backbone.mean, std=backbone.std)  # type: ignore[arg-type]
+        store = open_images(dataset, storage_size(size, dataset.content.native_size))
+        inputs = Inputs(store, augmentation, torch.device("cpu"))
+        np.save(file, frozen_features(dataset, inputs, backbone, progress=True), allow_pickle=False)
+    return np.load(file, allow_pickle=False)
 
 
 def _reduced(task: Task, seed: int) -> Task:

@@ -122,7 +122,8 @@ def _stepped(parameter: nn.Parameter, optimizer: torch.optim.Optimizer, group: M
     beta1, beta2 = group["betas"]
     state = optimizer.state.get(parameter)
     time = float(state["step"]) + 1 if state else 1.0
-    rate, unbias = group["lr"] / (1 - beta1**time), (1 - beta2**time) ** -0.5
+    unbias = (1 - beta2**time) ** 0.5  # m / (sqrt(v) / unbias + eps) = unbias * m / (sqrt(v) + unbias * eps)
+    rate = group["lr"] / (1 - beta1**time) * unbias
     rows = max(1, BLOCK * len(p) // max(1, p.numel())) if p.dim() else 1
     for start in range(0, len(p) if p.dim() else 1, rows):
         part: Any = slice(start, start + rows) if p.dim() else ...
@@ -132,4 +133,4 @@ def _stepped(parameter: nn.Parameter, optimizer: torch.optim.Optimizer, group: M
             v = (state["exp_avg_sq"][part] * beta2).addcmul_(g, g, value=1 - beta2)
         else:
             m, v = g * (1 - beta1), (g * g).mul_(1 - beta2)
-        torch.addcdiv(p[part], m, v.sqrt_().mul_(unbias).add_(group["eps"]), value=-rate, out=out[part])
+        torch.addcdiv(p[part], m, v.sqrt_().add_(unbias * group["eps"]), value=-rate, out=out[part])
