@@ -171,7 +171,9 @@ def _plot_differences(table: Results, file: Path) -> None:
 
 def _gap(file: Path, out: Path) -> str:
     rows: dict[tuple[str, str, str], list[tuple[int, float, float]]] = {}
-    for line in step_study.lines_of(file):
+    found_lines = step_study.lines_of(file)
+    seeds = len({line["seed"] for line in found_lines})
+    for line in found_lines:
         for step, target, alignment, gap in line["tracking"]:
             rows.setdefault((line["data"], line["label"], target), []).append((step, alignment, gap))
     grid = (len(step_study.GAP_DOMAINS), len(step_study.GAP_METHODS))
@@ -196,7 +198,7 @@ def _gap(file: Path, out: Path) -> str:
     return "\n".join(
         [
             "## Alignment loss against generalisation gap",
-            f"Every {step_study.GAP_EVERY} steps of {step_study.STEPS}, {len(step_study.GAP_SEEDS)} seeds, frozen "
+            f"Every {step_study.GAP_EVERY} steps of {step_study.STEPS}, {seeds} seed{'s' if seeds > 1 else ''}, frozen "
             "features as in [table.md](table.md), all rows of every part: the unseen domain's alignment loss (that of "
             "Theorem 2) and the gap, its error less the mean error on the training domains' validation parts. "
             "Measurements along "

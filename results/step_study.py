@@ -161,7 +161,7 @@ GAP_DOMAINS = {
     "PACS": ("art_painting", "cartoon", "photo", "sketch"),
 }
 GAP_METHODS = {"ERM": METHODS["ERM"], "DA": ABLATION["DA"], "RC-Align (paper)": METHODS["RC-Align (paper)"]}
-GAP_SEEDS, GAP_EVERY = (0, 1), 10
+GAP_SEEDS, GAP_EVERY = (0,), 10
 
 
 def run_gap(file: Path) -> None:
