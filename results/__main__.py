@@ -23,6 +23,7 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
     "lodo": plans.lodo,
     "mdlt": plans.mdlt,
     "compound": plans.compound,
+    "gap": plans.gap,
     "fine-tuning": plans.fine_tuning,
     "fine-tuning-longer": plans.fine_tuning_longer,
     "fine-tuning-long-tailed": plans.fine_tuning_long_tailed,
@@ -31,7 +32,7 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
 
 
 # rows of the final table of the changed step, and its fine-tuning: small enough for one process
-STEP_STUDIES = (*step_study.ROWS, *step_study.SETTINGS, "gap")
+STEP_STUDIES = (*step_study.ROWS, *step_study.SETTINGS, "gap-pacs")
 
 
 def best_of_screen(count: int = 3) -> list[str]:
@@ -57,8 +58,8 @@ def run(name: str, runs: Path) -> None:
 def run_step(name: str) -> None:
     """One row of the final table, or its fine-tuning on images: the records grow with every run."""
     file = RECORDS / f"table-{name}.jsonl"
-    if name == "gap":
-        step_study.run_gap(RECORDS / "gap.jsonl")
+    if name == "gap-pacs":
+        step_study.run_gap(RECORDS / "gap-pacs.jsonl")
         return
     if name in step_study.ROWS:
         for seed in step_study.SEEDS:

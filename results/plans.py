@@ -206,6 +206,20 @@ def from_scratch() -> Plan:
     return _images(variants, 400, data="emoji", protocol="lodo", test_domains=TESTED[:2], **without)
 
 
+def gap() -> Plan:
+    """Alignment loss and generalisation gap along training."""
+    return {
+        **FROZEN,
+        "data": "emoji",
+        "protocol": "lodo",
+        "test_domains": TESTED,
+        "algorithms": ["ERM", "DA", "RC-Align"],
+        "variants": {"DA": ABLATION["DA"]},
+        "seeds": 3,
+        "track_bound": 10,
+    }
+
+
 # --- as a file --------------------------------------------------------------------------------------------------------
 
 
