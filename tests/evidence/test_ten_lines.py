@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rcalign.reports.figures import AVERAGE, Results
+from results import __main__ as command
 from results import pages, plans, records, tables
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
@@ -103,7 +104,7 @@ def test_the_candidate_is_shipped_only_if_it_wins_in_both_settings() -> None:
 
 
 def test_numbers_of_runs() -> None:
-    runs = {file.stem: len(records.lines_of(file)) for file in RECORDS.glob("*.jsonl")}
+    runs = {name: len(records.lines_of(RECORDS / f"{name}.jsonl")) for name in command.STUDIES}
     images = sum(count for name, count in runs.items() if name.startswith(("fine", "from")))
     text = (FOLDER / "README.md").read_text()
     assert f"{sum(runs.values()) - images:,} runs on frozen features, {images} on images" in text
