@@ -59,9 +59,10 @@ def speed(folder: Path, rounds: int = 20) -> list[Row]:
     batches = Batches(store, dataset.y, rows, PER_DOMAIN, 0, augmentation=Augmentation(224))
     each_time = as_domainbed_does()
     ours, theirs = [], []
+    drawn = batches.iterate(0, rounds + 2)
     for step in range(rounds + 2):
         start = clock()
-        batch = batches.at(step)
+        batch = next(drawn)
         taken = (clock() - start) / len(batch)
         some = batch.index.tolist()[::6]
         start = clock()
@@ -101,8 +102,8 @@ dataset = load(root)
 store = open_images(dataset, 64)
 rows = [np.flatnonzero(dataset.domain == k) for k in range(2)]
 batches = Batches(store, dataset.y, rows, 48, 0, augmentation=Augmentation(64))
-for step in range(1500):
-    batches.at(step)
+for batch in batches.iterate(0, 1500):
+    pass
 """
     return peak_memory(setup, work) / 1024
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
 
 from rcalign.data import Arrays, Augmentation, Batches, ImageStore, evaluation_batches
+from rcalign.data.batches import AHEAD, KEPT
 from rcalign.distributed import Workers
 from rcalign.errors import InputError
 from rcalign.types import Batch
@@ -50,14 +53,25 @@ def test_the_same_step_is_the_same_batch_whatever_came_before():
     assert not same(image_batches(seed=4).at(11), wanted)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_any_number_of_workers_gives_the_same_bits(workers):
+    """And the images of a batch, and of the one before, stay while threads write the next ones."""
     batches = image_batches()
-    alone = list(batches.iterate(5, 17))
-    together = list(batches.iterate(5, 17, workers=workers))
-    assert len(alone) == len(together) == 12
-    assert all(same(a, b) for a, b in zip(alone, together, strict=True))
-    assert same(alone[0], batches.at(5))
+    before = None
+    steps = 0
+    for step, batch in enumerate(batches.iterate(5, 17, workers=workers), 5):
+        time.sleep(0.005)  # the threads are ahead as far as they may
+        assert same(batch, batches.at(step))
+        assert before is None or same(before, batches.at(step - 1))
+        before = batch
+        steps += 1
+    assert steps == 12
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_memory_is_a_ring(workers):
+    places = [batch.x.data_ptr() for batch in image_batches().iterate(0, 30, workers=workers)]
+    assert len(set(places)) == AHEAD * workers + 1 + KEPT
 
 
 def test_an_iterator_may_be_left_early():

@@ -8,7 +8,6 @@ drawn for each image on its own, with one difference: the order of the four colo
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from dataclasses import dataclass
 
@@ -49,13 +48,23 @@ class Augmentation:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
-    def train(self, x: Tensor, rng: np.random.Generator, rows: np.ndarray | None = None, of: int = 0) -> Tensor:
+    def train(
+        self,
+        x: Tensor,
+        rng: np.random.Generator,
+        rows: np.ndarray | None = None,
+        of: int = 0,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Random crop, flip and colours, then normalised. rows: x are these of a batch of ``of`` images, and become
-        what they would be in it."""
+        what they would be in it. out: float32 (n, size, size, 3) to write to, which the result is a view of."""
         draws = self.draw(len(x) if rows is None else of, x.shape[1], x.shape[2], rng)
         if rows is not None:
             draws = draws.of_rows(rows)
-        out = _output((len(x), self.size, self.size, 3), x.device).permute(0, 3, 1, 2)
+        if out is None:
+            out = torch.empty(len(x), self.size, self.size, 3, device=x.device)
+        out = out.permute(0, 3, 1, 2)
         scale, shift = (values.view(3, 1, 1) for values in normalisation(self.mean, self.std, x.device))
         factors = {name: torch.from_numpy(draws.factors[name]).to(x.device) for name in draws.order}
         # on a CPU the planes of a few images stay in its cache while all operations pass over them
@@ -106,34 +115,14 @@ class Draws:
 
 
 class _Memory(threading.local):
-    """Each thread's own memory, kept between batches: fresh pages would cost as much as half of the colours.
-
-    work: for intermediate values. outputs: arrays that batches were written to; one is used again when nobody else
-    holds it any more.
-    """
+    """Each thread's own memory for intermediate values, kept between batches: fresh pages cost as much as half of the
+    colours."""
 
     def __init__(self) -> None:
         self.work = np.empty(0, np.float32)
-        self.outputs: list[np.ndarray] = []
-
-    def output(self, size: int) -> np.ndarray:
-        """At least ``size`` floats that nobody holds."""
-        for array in self.outputs:
-            if len(array) >= size and sys.getrefcount(array) == 3:  # the list, this variable, the call's argument
-                return array
-        self.outputs = [*self.outputs[-3:], np.empty(size, np.float32)]
-        return self.outputs[-1]
 
 
 _memory = _Memory()
-
-
-def _output(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """float32 with undefined content."""
-    if device.type != "cpu":
-        return torch.empty(shape, device=device)
-    size = math.prod(shape)
-    return torch.from_numpy(_memory.output(size))[:size].view(shape)
 
 
 def _workspace(n: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from rcalign.types import Batch
 
 Content = ImageStore | Arrays | np.ndarray
 AHEAD = 2  # batches prepared before they are asked for, for each worker
+KEPT = 1  # batches taken before the last one whose images are still theirs
 ROWS, COLOURS = 0, 1  # which random stream of a step: row numbers or augmentation
 
 
@@ -89,24 +90,33 @@ class Batches:
             )
         return np.array([classes[c][int(p * len(classes[c]))] for c, p in zip(which, place, strict=True)], np.int64)
 
-    def at(self, step: int) -> Batch:
+    def at(self, step: int, out: Tensor | None = None) -> Batch:
         """The batch of a step, on the device."""
         parts = self.indices(step)
         rows = np.concatenate(parts)
-        x = self._inputs(rows, step) if self._workers.size == 1 else self._own_inputs(rows, step)
+        x = self._inputs(rows, step, out=out) if self._workers.size == 1 else self._own_inputs(rows, step)
         sizes = tuple(len(part) for part in parts)
         domain = torch.arange(len(parts)).repeat_interleave(torch.tensor(sizes))
         y, index = torch.from_numpy(self._y[rows]), torch.from_numpy(rows)
         return Batch(x, y.to(self._device), domain.to(self._device), index.to(self._device), sizes)
 
-    def _inputs(self, rows: np.ndarray, step: int, positions: np.ndarray | None = None) -> Tensor:
-        """Network inputs of a step's rows, or of those at some positions among them."""
+    def _inputs(
+        self, rows: np.ndarray, step: int, positions: np.ndarray | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Network inputs of a step's rows, or of those at some positions among them. out: memory for them."""
         chosen = rows if positions is None else rows[positions]
         if not isinstance(self._content, ImageStore):
             return _rows(self._content, chosen).to(self._device)
         rng = np.random.default_rng([self._seed, step, len(self._rows), COLOURS])
         images = self._content.take(chosen).to(self._device)
-        return _needed(self._augmentation).train(images, rng, positions, len(rows))
+        return _needed(self._augmentation).train(images, rng, positions, len(rows), out=out)
+
+    def _ring(self, length: int) -> list[Tensor | None]:
+        """Memory for so many batches of images on a CPU, where fresh pages cost as much as half of the colours."""
+        if not isinstance(self._content, ImageStore) or self._device.type != "cpu" or self._workers.size > 1:
+            return [None] * length
+        rows, size = len(self._rows) * self._batch_size, _needed(self._augmentation).size
+        return [torch.empty(rows, size, size, 3) for _ in range(length)]
 
     def _own_inputs(self, rows: np.ndarray, step: int) -> Tensor:
         """Network inputs of the whole step, of which only this worker's are read."""
@@ -119,15 +129,19 @@ class Batches:
         return x
 
     def iterate(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
-        """The batches of steps start ... stop - 1, prepared ahead by threads; the same bits for any number of them."""
+        """The batches of steps start ... stop - 1, prepared ahead by threads; the same bits for any number of them.
+
+        The images of a batch are valid until ``KEPT`` more batches were taken: their memory is then written again.
+        """
+        ring = self._ring(AHEAD * workers + 1 + KEPT)
         if workers == 0:
-            yield from (self.at(step) for step in range(start, stop))
+            yield from (self.at(step, ring[step % len(ring)]) for step in range(start, stop))
             return
         with ThreadPoolExecutor(workers) as pool:
             waiting: deque[Future[Batch]] = deque()
             try:
                 for step in range(start, stop):
-                    waiting.append(pool.submit(self.at, step))
+                    waiting.append(pool.submit(self.at, step, ring[step % len(ring)]))
                     if len(waiting) > AHEAD * workers:
                         yield waiting.popleft().result()
                 while waiting:
