@@ -35,7 +35,7 @@ from rcalign.predictions import Predictions, SourceOutputs, TargetOutputs, targe
 from rcalign.store.names import file_name
 from rcalign.store.run_folder import RunFolder
 from rcalign.training import job
-from rcalign.training.options import DEFAULT_ALGORITHM, train_options
+from rcalign.training.options import DEFAULT_ALGORITHM, checked, train_options
 from rcalign.training.tracking import read_tracking
 from rcalign.training.trained import TrainedModel, load_trained
 
@@ -429,13 +429,17 @@ def sweep(
     retry_failed: bool = False,
     stalled_after: float = 7200.0,
     dry_run: bool = False,
+    measured_by: Sequence[str | Path] = (),
+    keep: str | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Trains all runs of a sweep file, or of a recipe by its name, and returns how far it came.
 
     What is finished is never trained again: the same call goes on where the last one stopped. ray: the address of a
     cluster; without it, Ray runs on this machine. retry_failed: try again what failed before. stalled_after: seconds
-    without a sign of life after which a run is stopped. dry_run: plan only. The result is ``sweep_status`` with
+    without a sign of life after which a run is stopped. dry_run: plan only; measured_by: finished runs, best one of
+    each data set, from which disk and hours are then forecast. keep: which weights finished runs keep, in place of what
+    the file says. The result is ``sweep_status`` with
     ``stopped``, None or in a sentence why the sweep ended early.
     """
     from rcalign.store.sweep_folder import SweepFolder
@@ -444,6 +448,8 @@ def sweep(
     from rcalign.sweeps.plan import DataLook, expand
 
     planned = plan_file.read(plan)
+    if keep is not None:
+        planned = dataclasses.replace(planned, settings={**planned.settings, "keep": checked("keep", keep)})
     if ray is not None and not dry_run:
         check_address(ray)  # before ray is imported and the data are read, which may take longer
     from rcalign.sweeps import run_on_ray
@@ -463,7 +469,8 @@ def sweep(
 
     runs = expand(planned, look)
     if dry_run:
-        return {"name": planned.name, "planned": len(runs), "runs": [planned.entry(run) for run in runs]}
+        entries = [planned.entry(run) for run in runs]
+        return {"name": planned.name, "planned": len(runs), "runs": entries, **_forecast(entries, measured_by, workers)}
     for data in planned.data:  # domains that the file lists may be spelled otherwise in the data
         for name in dict.fromkeys(name for run in runs if run.data == data for name in run.test_domains):
             if name not in look(data).domains:
@@ -471,6 +478,19 @@ def sweep(
     folder = SweepFolder(out if out is not None else Path("sweeps") / planned.name)
     stopped = run_on_ray.execute(planned, runs, folder, resources, retry_failed=retry_failed, progress=progress)
     return {**sweep_status(folder.path), "stopped": stopped}
+
+
+def _forecast(
+    entries: Sequence[Mapping[str, Any]], measured_by: Sequence[str | Path], workers: int | None
+) -> dict[str, Any]:
+    from rcalign import presets
+    from rcalign.store.forecast import forecast, measured
+
+    if not measured_by:
+        return {}
+    steps = [int(entry.get("steps") or presets.get(entry.get("preset") or "default").steps) for entry in entries]
+    found = forecast(entries, [measured(run) for run in measured_by], steps=steps, at_once=workers or 1)
+    return {"forecast": {**found, "at_once": workers or 1}}
 
 
 def sweep_status(folder: str | Path) -> dict[str, Any]:

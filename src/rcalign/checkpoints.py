@@ -44,6 +44,15 @@ def load_state(path: Path | str) -> dict[str, Any]:
     return _restore(json.loads(tree), tensors)
 
 
+def shortened(value: Tensor) -> Tensor:
+    """A tensor in bf16, if it holds single-precision numbers; others as they are.
+
+    >>> shortened(torch.ones(1)).dtype, shortened(torch.ones(1, dtype=torch.int64)).dtype
+    (torch.bfloat16, torch.int64)
+    """
+    return value.to(torch.bfloat16) if value.dtype == torch.float32 else value
+
+
 def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         key = str(len(tensors))

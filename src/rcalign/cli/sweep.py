@@ -34,6 +34,18 @@ def sweep(
         float, typer.Option(help="Seconds without a sign of life after which a run is stopped.")
     ] = 7200.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be trained, and end.")] = False,
+    measured_by: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="With --dry-run: a finished run from which disk and hours are forecast (repeat: one a data set)."
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights that finished runs keep: best, last, every or none.", show_default="the file's, else last"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train many runs: data sets x algorithms x test domains x draws x seeds. Goes on where it stopped.
@@ -64,6 +76,8 @@ def sweep(
         retry_failed=retry_failed,
         stalled_after=stalled_after,
         dry_run=dry_run,
+        measured_by=measured_by or (),
+        keep=keep,
         progress=True,
     )
     if dry_run:
@@ -90,6 +104,14 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
     for (data, label), number in counts.items():
         table.add_row(data, label, f"{number:,}")
     Console().print(table)
+    if "forecast" in plan:
+        found = plan["forecast"]
+        print(
+            f"Disk: {found['bytes'] / 2**30:,.1f} GiB. Time: {found['hours']:,.0f} hours, {found['at_once']} at once, "
+            f"if every algorithm costs what was measured on {', '.join(found['measured'])}."
+        )
+        if found["not_measured"]:
+            print(f"Not measured, taken to be like the largest: {', '.join(found['not_measured'])}.")
 
 
 def _show_sweep(status: dict[str, Any], as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ from rcalign.files import write_whole
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON, whole or not at all."""
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+    """Writes indented JSON, whole or not at all; a list of numbers takes one line, not one for each number."""
+    text = re.sub(r"\[\n\s*(-?\d[-+\d.eE,\s]*?)\n\s*\]", _on_one_line, json.dumps(value, indent=2))
+    write_whole(path, (text + "\n").encode())
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return "[" + " ".join(found[1].split()) + "]"
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

@@ -194,6 +194,16 @@ class RunFolder:
         """Writes the result, which makes the run a finished one."""
         write_json(self.result_file, result.to_json())
 
+    def step_file(self, step: int) -> Path:
+        """The weights after a step, where a run keeps those of every evaluation."""
+        return self.path / f"step-{step:06d}.safetensors"
+
+    def drop_what_is_not_kept(self, keep: str) -> None:
+        """Removes the training state of a finished run, which nobody needs, and the weights that it does not keep."""
+        unwanted = {"none": [self.best_file, self.last_file], "best": [self.last_file]}.get(keep, [])
+        for file in [self.state_file, *unwanted]:
+            file.unlink(missing_ok=True)
+
     def result(self) -> RunResult | None:
         """The result of a finished run, else None."""
         if not self.result_file.exists():

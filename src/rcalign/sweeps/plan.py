@@ -109,7 +109,9 @@ class Sweep:
         values = {item.name: getattr(run, item.name) for item in dataclasses.fields(run) if item.name != "options"}
         values |= {"data": self.located(run.data), "test_domains": list(run.test_domains), "hparams": dict(run.hparams)}
         weights = {"weights": self.located(run.options["weights"])} if "weights" in run.options else {}
-        return {**values, **run.options, **weights}
+        # a search that keeps no weights still keeps those of the winners that it repeats
+        winner = {"keep": "best"} if run.phase == "repeat" and run.options.get("keep") == "none" else {}
+        return {**values, **run.options, **weights, **winner}
 
 
 @dataclass(frozen=True)

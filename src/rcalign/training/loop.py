@@ -123,6 +123,8 @@ def fit(
                     folder.append(record)
                     if best:
                         save_weights(folder.best_file, model.state_dict())
+                    if config.keep == "every":
+                        save_weights(folder.step_file(at.step), model.state_dict())
                     _save(model, folder, averaging, scale, at)
                 bar.update(line, figures=f"validation {100 * record.validation:.1f} %")
             elif stopped and here.is_first:

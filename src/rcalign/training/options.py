@@ -221,6 +221,27 @@ class TrainOptions:
             decides=False,
         ),
     ] = 1
+    keep: Annotated[
+        str,
+        Option(
+            help="Weights that a finished run keeps: the chosen ones (best), also the last, also every evaluation's, "
+            "or none.",
+            group=COMPUTING,
+            choices=("best", "last", "every", "none"),
+            in_estimator=False,
+            decides=False,
+        ),
+    ] = "last"
+    kept_precision: Annotated[
+        str,
+        Option(
+            help="Of the kept weights; bf16 halves them, and predictions change in the third digit.",
+            group=COMPUTING,
+            choices=("fp32", "bf16"),
+            in_estimator=False,
+            decides=False,
+        ),
+    ] = "fp32"
     skip_bad: Annotated[
         bool,
         Option(

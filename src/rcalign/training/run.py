@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.checkpoints import load_weights
+from rcalign.checkpoints import load_weights, save_weights, shortened
 from rcalign.distributed import agree, check_division, first_alone, together, workers
 from rcalign.errors import InputError
 from rcalign.registry import RegisteredAlgorithm
@@ -68,6 +68,8 @@ def complete(
             )
             if workers().is_first:
                 folder.finish(result)
+        if workers().is_first:
+            _tidy(folder, config)
     except Exception as error:
         # by name: importing those takes seconds
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -79,6 +81,17 @@ def complete(
     finally:
         folder.release()
     return model, result
+
+
+def _tidy(folder: RunFolder, config: RunConfig) -> None:
+    """Leaves on the disk what a finished run keeps."""
+    folder.drop_what_is_not_kept(config.keep)
+    first = RunFolder(folder.path / "stage-1")
+    if first.config_file.exists():
+        first.drop_what_is_not_kept(config.keep)
+    if config.kept_precision == "bf16":
+        for file in folder.path.rglob("*.safetensors"):
+            save_weights(file, {name: shortened(value) for name, value in load_weights(file).items()})
 
 
 def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:

@@ -131,6 +131,8 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     config = read_config(run)
     import_modules(config.imports)
     folder = RunFolder(run)
+    if not folder.best_file.exists() and config.keep == "none":
+        raise InputError(f"the run '{run}' kept no weights (`keep=none`): train it again with `keep=best`.")
     if not folder.best_file.exists():
         raise InputError(f"the run '{run}' has no checkpoint yet: finish it with 'rcalign train ... --resume'.")
     frozen, augmentation = None, None
