@@ -19,6 +19,7 @@ from rcalign import exports, registry
 from rcalign.data import source
 from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
+from rcalign.data.overlap import rows_also_in
 from rcalign.data.source import Arrays, Dataset, ImageArray, Images
 from rcalign.data.sources import table
 from rcalign.data.splits import split as make_splits
@@ -77,10 +78,17 @@ def train(
         return job.train(data, chosen, out=out, resume=resume, progress=progress and group.is_first)
 
 
-def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, device: str = "auto") -> dict[str, Any]:
-    """The figures of a run on its own test parts, or on all rows of other data with the same classes.
+def evaluate(
+    run: str | Path,
+    data: str | Path | Dataset | None = None,
+    *,
+    include_training: bool = False,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """The figures of a run on its own test parts, or on other data with the same classes.
 
-    Domains of other data are reported one by one; they need not be known to the run. The result: the figures of
+    Domains of other data are reported one by one; they need not be known to the run. Rows that the run was trained on
+    are left out, and ``notes`` say how many, unless include_training asks for them. The result: the figures of
     ``evaluation.evaluate.summary``, the ``calibration`` error before and after the run's temperature, and for each
     domain the ``recall`` of every class and the ``confusion`` matrix (true classes in rows, predicted in columns).
     """
@@ -93,6 +101,10 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
         rows_of = make_splits(dataset, config.protocol, config.test_domains, config.seed).test
     else:
         rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
+    notes = model.notes
+    if data is not None:
+        rows_of, seen = _without_training_rows(run, model, dataset, rows_of, include_training)
+        notes += seen
     position = _class_positions(model, dataset)
     parts = []
     for name, rows in rows_of.items():
@@ -107,8 +119,37 @@ def evaluate(run: str | Path, data: str | Path | Dataset | None = None, *, devic
         "recall": class_recalls(parts, config.spec.classes),
         "confusion": confusions(parts, config.spec.num_classes),
         "classes": list(config.spec.classes),
-        "notes": model.notes,
+        "notes": notes,
     }
+
+
+def _without_training_rows(
+    run: str | Path,
+    model: TrainedModel,
+    dataset: Dataset,
+    rows_of: Mapping[str, np.ndarray],
+    include: bool,
+) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """The rows of each domain that the run was not trained on, and in a sentence how many it was."""
+    config = model.config
+    try:
+        own = _own_data(run, model)
+    except InputError:
+        return rows_of, ["The data that the run was trained on are not there, so rows of them are not recognised here."]
+    trained = np.concatenate(list(make_splits(own, config.protocol, config.test_domains, config.seed).train.values()))
+    seen = rows_also_in(dataset, own, trained)
+    if not seen.any():
+        return rows_of, []
+    count = f"{int(seen.sum()):,} of {len(dataset):,} rows were part of the training"
+    if include:
+        return rows_of, [f"{count} and are included, as asked: the figures are too good."]
+    left = {name: rows[~seen[rows]] for name, rows in rows_of.items()}
+    left = {name: rows for name, rows in left.items() if len(rows)}
+    if not left:
+        raise InputError(
+            f"all {len(dataset):,} rows were part of the training: give other data, or `include_training`."
+        )
+    return left, [f"{count} and were left out (--include-training keeps them)."]
 
 
 def _loaded(data: str | Path | Dataset) -> Dataset:

@@ -23,19 +23,24 @@ def in_words_of(message: str, word: Callable[[str], str]) -> str:
     return re.sub(r"`(\w+)(?:=([^`]*))?`", lambda found: " ".join(filter(None, (word(found[1]), found[2]))), message)
 
 
+NEAR = 0.6  # how alike names must be (difflib's ratio) for one to be suggested for the other
+
+
 class DivergedError(RuntimeError):
     """Training produced a loss that is not a number. The command line treats it like an InputError."""
 
 
 def unknown(kind: str, given: str, known: Iterable[str], hint: str = "") -> InputError:
-    """The error for a name that does not exist, with the nearest name that does.
+    """The error for a name that does not exist, with the nearest name that does, if one is near.
 
     >>> str(unknown("algorithm", "EMR", ["ERM", "RC-Align"]))
     "unknown algorithm 'EMR': did you mean 'ERM'? Known: ERM, RC-Align."
+    >>> str(unknown("domain", "berlin", ["windows", "apple"]))
+    "unknown domain 'berlin': Known: apple, windows."
     """
     known = sorted(known)
     by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=NEAR)
     guess = f" did you mean '{by_lower[near[0]]}'?" if near else ""
     listed = f" Known: {', '.join(known) or 'none'}." if len(known) <= 60 else ""  # nobody reads a longer list
     return InputError(f"unknown {kind} '{given}':{guess}{listed}{' ' + hint if hint else ''}")

@@ -156,7 +156,7 @@ def test_a_frozen_random_backbone_is_the_same_one_later(pictures: Path, tmp_path
 
 def test_a_file_is_read_as_it_was_in_training(pictures: Path, image_run: Path) -> None:
     """The same pixels reach the network through the cache and through predict."""
-    accuracy = api.evaluate(image_run, pictures)["accuracy"]
+    accuracy = api.evaluate(image_run, pictures, include_training=True)["accuracy"]
     rows = api.predict(image_run, [pictures])["rows"]
     for domain, value in accuracy.items():
         here = [row for row in rows if Path(row["path"]).parts[-3] == domain]

@@ -37,6 +37,9 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="With --leave-one-out: where the runs are kept.", show_default="runs/...")
     ] = None,
+    include_training: Annotated[
+        bool, typer.Option("--include-training", help="Keep rows of the data that the run was trained on.")
+    ] = False,
     device: Device = "auto",
     as_json: AsJson = False,
     **options: Any,
@@ -72,7 +75,7 @@ def evaluate(
         check_run(subject)
         from rcalign import api
 
-        result = api.evaluate(subject, data, device=device)
+        result = api.evaluate(subject, data, include_training=include_training, device=device)
     from rcalign.reports.evaluated import figures_of_classes, figures_of_run
 
     say(result.get("notes", []))

@@ -44,4 +44,12 @@ def train(
     if os.environ.get("RANK", "0") != "0":
         return  # one of several workers that torchrun started: the first one speaks
     show(figures_of_run(result))
-    print(f"Run folder: {result['folder']}\nNext: rcalign predict {result['folder']} IMAGE...")
+    print(f"Run folder: {result['folder']}\nNext: rcalign predict {result['folder']} {_new_data(result)}")
+
+
+def _new_data(result: dict[str, Any]) -> str:
+    """What a run of this kind predicts on, as one would write it on the command line."""
+    from rcalign.store.run_folder import read_config
+    from rcalign.training.trained import input_kind
+
+    return {"images": "IMAGE...", "rows": "NEW.npz", "table": "NEW.csv"}[input_kind(read_config(result["folder"]))]

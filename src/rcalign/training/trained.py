@@ -126,6 +126,13 @@ class TrainedModel:
         return (counts / counts.sum(1, keepdims=True)).mean(0)
 
 
+def input_kind(config: RunConfig) -> str:
+    """What a run reads: "images", "table" or "rows" (of an .npz)."""
+    if config.image_size is not None:
+        return "images"
+    return "rows" if config.table is None else "table"
+
+
 def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     """The model of a run folder, with the weights that validation chose."""
     config = read_config(run)
