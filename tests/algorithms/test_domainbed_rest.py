@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.nn import functional as F
 from rcalign import spaces
 from rcalign.algorithms.base import Algorithm
 from rcalign.algorithms.urm import ACTIVATIONS
+from rcalign.checkpoints import load_state, save_state
 from rcalign.errors import InputError
 from rcalign.types import Batch
 from toy import batch, make, weights
@@ -103,7 +107,7 @@ def test_transfer_adversary_stays_in_its_ball_and_widens_the_gap() -> None:
     assert float(distance) == pytest.approx(0.05, rel=1e-4)
     data = batch(0)
     risks = [
-        [float(F.cross_entropy(head(model.featurizer(part.x)), part.y)) for part in data.per_domain()]
+        [F.cross_entropy(head(model.featurizer(part.x)), part.y).item() for part in data.per_domain()]
         for head in (model.head, model.adversary)
     ]
     assert max(risks[1]) - min(risks[1]) > max(risks[0]) - min(risks[0])
@@ -171,3 +175,27 @@ def test_adrmx_uses_weight_decay_where_the_peer_ignores_it() -> None:
         hparams = spaces.defaults(type(make("ADRMX").hparams), preset, weight_decay=0.01)
         model = make("ADRMX", weight_decay=0.01, decay_weights=hparams.decay_weights)
         assert {group["weight_decay"] for o in model.optimizers.values() for group in o.param_groups} == {used}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("TRM", {"start_step": 1}),
+        ("TRM", {"start_step": 5, "form": "published"}),
+        ("URM", {"label_smoothing": 0.2, "discriminator_optimizer": "sgd"}),
+        ("Transfer", {"optimizer": "sgd"}),
+        ("CAD", {"projected": True}),
+        ("ADRMX", {"discriminator_dropout": 0.5}),
+    ],
+)
+def test_what_defaults_leave_out_survives_saving(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    straight, resumed = (make(name, dropout=0.1, **changes) for _ in range(2))
+    for t in range(4):
+        straight.step(batch(t))
+    save_state(tmp_path / "state", straight.training_state())
+    resumed.step(batch(30))
+    resumed.load_training_state(load_state(tmp_path / "state"))
+    for t in range(4, 10):
+        logs = [model.step(batch(t)) for model in (straight, resumed)]
+        assert all(torch.equal(logs[0][key], logs[1][key]) for key in logs[0])
+    assert all(torch.equal(value, weights(resumed)[key]) for key, value in weights(straight).items())

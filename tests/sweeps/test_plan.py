@@ -287,7 +287,8 @@ def test_hopeless_needs_enough_peers_at_the_same_step() -> None:
     ("name", "runs", "algorithms"),
     [
         ("domainbed", (4 * (4 + 6) + (6 + 15)) * 14 * 20 * 3, 14),
-        ("domainbed-2024", (4 * (4 + 6) + (6 + 15)) * 15 * 20 * 3, 15),
+        ("domainbed-2024", (4 * (4 + 6) + (6 + 15)) * 34 * 20 * 3, 34),
+        ("leaders", (4 * 4 + 6) * 6 * 8, 6),
         ("mdlt", 5 * 22 * 16, 22),
         ("rc-align-dg", 4 * 4 * 25 * 20 * 3, 25),
         ("rc-align-mdlt", 6 * 23 * 16, 23),
@@ -304,7 +305,7 @@ def test_a_recipe_expands_to_the_published_number_of_runs(name: str, runs: int, 
 
 
 def test_every_recipe_is_tested_and_lies_where_readers_look() -> None:
-    names = {"domainbed", "domainbed-2024", "emoji", "emoji-mlt", "mdlt", "rc-align-dg", "rc-align-mdlt"}
+    names = {"domainbed", "domainbed-2024", "emoji", "emoji-mlt", "leaders", "mdlt", "rc-align-dg", "rc-align-mdlt"}
     assert recipes().keys() == names
     top = Path(__file__).parents[2] / "recipes"
     assert {file.name: file.read_text() for file in top.glob("*.toml")} == {
@@ -329,6 +330,31 @@ def test_recipes_state_what_the_protocols_say() -> None:
     assert {(run.options["steps"], run.hparams["batch_size"]) for run in paper if run.label == "RC-Align"} == {
         (5000, 24)
     }
+
+
+def test_the_leaders_are_averaged_and_evaluated_as_published() -> None:
+    runs = expand(read("leaders"))
+    assert {run.options.get("average") for run in runs if run.label == "MIRO + SWAD"} == {"swad"}
+    assert {run.algorithm for run in runs if run.label == "MIRO + SWAD"} == {"MIRO"}
+    often = {run.data: (run.options["evaluate_every"], run.options["steps"]) for run in runs}
+    assert (often["PACS"], often["VLCS"], often["DomainNet"]) == ((100, 5001), (50, 5001), (500, 15001))
+
+
+def test_todays_domainbed_has_its_ranges_by_data_set(reference: Path) -> None:
+    """The recorded draws of RDM, whose ranges differ between data sets, lie in those of the recipe."""
+    names = {"rdm_lambda": "matching_weight", "rdm_penalty_anneal_iters": "anneal_steps"}
+    rows = json.loads((reference / "parity" / "protocol" / "hparams-more.json").read_text())["DomainBed b93c22a"]
+    runs = [run for run in expand(read("domainbed-2024")) if run.label == "RDM" and not run.companion]
+    compared = 0
+    for row in (row for row in rows if row["algorithm"] == "RDM"):
+        of_data = [run for run in runs if run.data == row["dataset"]]
+        for theirs in (*names, "variance_weight", "batch_size"):
+            ours = names.get(theirs, theirs)
+            values = [run.hparams[ours] for run in of_data if (run.draw == 0) == bool(row.get("default"))]
+            value = row["hparams"][theirs]
+            assert min(values) * 0.9 <= value <= max(values) * 1.1, (row["dataset"], theirs, value)
+            compared += 1
+    assert compared > 20
 
 
 def test_emoji_recipes_name_the_vendors_there_are() -> None:

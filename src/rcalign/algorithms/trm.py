@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rcalign.algorithms.annealing import in_long_runs
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.functional.transfer import (
     fitted_classifier,
@@ -56,8 +57,14 @@ class TRM(Algorithm):
             float, Field("weight of the classifiers' change (cos_lambda)", LogUniform(1e-5, 1.0), minimum=0)
         ] = 1e-4
         start_step: Annotated[
-            int, Field("plain training before this step", LogUniform(1, 1e4, integer=True), minimum=0)
-        ] = 200
+            int,
+            Field(
+                "plain training before this step",
+                LogUniform(1, 2e3, integer=True),
+                minimum=0,
+                presets=in_long_runs(200, LogUniform(1, 1e4, integer=True)),
+            ),
+        ] = 40
         weight_rate: Annotated[
             float, Field("how fast pairs of domains gain weight", LogUniform(1e-3, 0.1), minimum=0)
         ] = 1e-2
