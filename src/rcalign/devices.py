@@ -24,7 +24,7 @@ def resolve_device(name: str) -> str:
     if kind not in available:
         raise unknown("device", name, ("auto", *available))
     if not available[kind]:
-        raise InputError(f"device '{name}' is not available on this machine: use --device auto or --device cpu.")
+        raise InputError(f"device '{name}' is not available on this machine: use `device=auto` or `device=cpu`.")
     if number and not (number.isdecimal() and int(number) < _count(kind)):
         raise InputError(
             f"device '{name}' is not available on this machine, which has {_count(kind)} of {kind}: leave the number "

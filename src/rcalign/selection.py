@@ -251,7 +251,7 @@ def _mean(record: Record, domains: Iterable[str], part: str) -> float:
     except KeyError as error:
         raise InputError(
             f"oracle selection reads the {part} part of the tested domains, but a run has none ({error}): "
-            "choose another --select."
+            "choose another `select`."
         ) from None
 
 

@@ -195,7 +195,7 @@ def test_a_spoilt_file_is_named_or_skipped(make_folder, how, why, suffix):
     spoil(bad, how)
     with pytest.raises(InputError, match="bad one") as caught:  # at the latest when it is decoded
         open_images(load(root), 16)
-    assert "--skip-bad" in str(caught.value)
+    assert "`skip_bad`" in str(caught.value)
     if how != "cut":
         refused(root, f"bad one.{suffix}", why, "--skip-bad")
         assert why in str(caught.value)

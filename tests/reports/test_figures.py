@@ -158,7 +158,7 @@ def test_leave_one_domain_out_needs_pairs(sweep: Path) -> None:
     plan = SweepFolder(sweep).plan()
     alone = [entry for entry in plan["runs"] if len(entry["test_domains"]) == 1]
     SweepFolder(sweep).write_plan("x", "domainbed", alone)
-    with pytest.raises(InputError, match=r"needs runs that hold out a second domain .*use --select training-domain"):
+    with pytest.raises(InputError, match=r"needs runs that hold out a second domain .*use `select=training-domain`"):
         make_report(sweep, "leave-one-domain-out")
 
 

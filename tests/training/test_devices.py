@@ -90,7 +90,7 @@ def test_a_missing_compiler_is_a_sentence(rows: Path, tmp_path: Path, monkeypatc
 
 def test_a_device_that_is_not_there(rows: Path) -> None:
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="device 'cuda' is not available on this machine: use --device auto"):
+        with pytest.raises(InputError, match="device 'cuda' is not available on this machine: use `device=auto`"):
             api.train(rows, "ERM", ["2"], steps=1, device="cuda")
     with pytest.raises(InputError, match="unknown device 'gpu'"):
         resolve_device("gpu")

@@ -96,7 +96,13 @@ def _value(field: Described, value: Any) -> Any:
 
 
 def flag(name: str) -> str:
-    """An argument of the library as the command line calls it."""
+    """An argument of the library as the command line calls it.
+
+    >>> flag("test_domains"), flag("cpus_per_run"), flag("sources")
+    ('--test-domain', '--cpus-per-run', '--from')
+    """
+    if name == "sources":  # of 'data prepare'
+        return "--from"
     return described()[name].flag.partition("/")[0] if name in described() else "--" + name.replace("_", "-")
 
 

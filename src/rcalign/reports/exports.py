@@ -127,7 +127,7 @@ def _empty(out: Path | str) -> Path:
     """A new folder: events beside those of an earlier export would be shown twice."""
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"'{folder}' is not an empty folder: give another --out to export to.")
+        raise InputError(f"'{folder}' is not an empty folder: give another `out` to export to.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

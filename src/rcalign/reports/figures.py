@@ -155,7 +155,7 @@ def _test_sets(runs: Sequence[Run], rule: Rule) -> dict[str, tuple[str, ...]]:
     if rule.companions and all(len(run.test_domains) == smallest for run in runs):
         raise InputError(
             f"{rule.name} selection needs runs that hold out a second domain beside the tested one, but there are none "
-            f"of '{runs[0].data}': plan them, or use --select training-domain."
+            f"of '{runs[0].data}': plan them, or use `select=training-domain`."
         )
     if smallest == 1:
         sets = {found for found in sets if len(found) == 1}

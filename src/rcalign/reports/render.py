@@ -49,13 +49,13 @@ def render(
     """The text of a report, also written to ``out``; of an export, which needs a folder, one sentence."""
     if format in exports.EXPORTS:
         if out is None:
-            raise InputError(f"--format {format} writes a folder: name it with --out.")
+            raise InputError(f"`format={format}` writes a folder: name it with `out`.")
         count = exports.EXPORTS[format](report, out)
         return f"{count} runs written to {out} for {format}.\n"
     content = text.terminal(report, width, colour) if format == "terminal" else TEXTS[format](report)
     if out is not None:
         if Path(out).is_dir():
-            raise InputError(f"'{out}' is a folder, but a report in format {format} is a file: name one with --out.")
+            raise InputError(f"'{out}' is a folder, but a report in format {format} is a file: name one with `out`.")
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, content.encode())
     return content

@@ -213,7 +213,7 @@ class RunFolder:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(
                 f"'{self.result_file}' is damaged ({type(error).__name__}: {error}): restore it, or remove it and go "
-                "on with --resume."
+                "on with `resume`."
             ) from None
 
 

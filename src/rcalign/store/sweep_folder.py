@@ -43,7 +43,7 @@ class SweepFolder:
             if foreign:
                 raise InputError(
                     f"'{self.path}' holds another sweep ({len(foreign)} of its {len(before)} runs are not in this "
-                    "plan): choose another --out."
+                    "plan): choose another `out`."
                 )
         elif self.path.exists() and any(item.name not in OWN_FILES for item in self.path.iterdir()):
             raise InputError(f"the output folder '{self.path}' holds other files: choose an empty or new one.")
@@ -150,7 +150,7 @@ class SweepFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except (PermissionError, FileExistsError, NotADirectoryError):
-            raise InputError(f"'{self.path}' cannot be made a folder: choose another --out.") from None
+            raise InputError(f"'{self.path}' cannot be made a folder: choose another `out`.") from None
 
         def busy(other: Mapping[str, Any]) -> InputError:
             return InputError(

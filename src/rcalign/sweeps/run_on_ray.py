@@ -67,13 +67,13 @@ class Resources:
 
     def __post_init__(self) -> None:
         if self.cpus_per_run < 1:
-            raise InputError(f"--cpus-per-run is {self.cpus_per_run}, but must be at least 1.")
+            raise InputError(f"`cpus_per_run` is {self.cpus_per_run}, but must be at least 1.")
         if self.gpus_per_run < 0:
-            raise InputError(f"--gpus-per-run is {self.gpus_per_run}, but must be at least 0.")
+            raise InputError(f"`gpus_per_run` is {self.gpus_per_run}, but must be at least 0.")
         if self.workers is not None and self.workers < 1:
-            raise InputError(f"--workers is {self.workers}, but must be at least 1.")
+            raise InputError(f"`workers` is {self.workers}, but must be at least 1.")
         if self.stalled_after <= 0:
-            raise InputError(f"--stalled-after is {self.stalled_after}, but must be more than 0 seconds.")
+            raise InputError(f"`stalled_after` is {self.stalled_after}, but must be more than 0 seconds.")
 
 
 def execute(
@@ -454,7 +454,7 @@ def _attempt(entry: PlanEntry, path: str, resources: Resources, device: str) -> 
     try:
         if not folder.plan_file.exists():
             raise InputError(
-                f"the sweep's folder '{path}' cannot be seen on {socket.gethostname()}: give an --out that all nodes "
+                f"the sweep's folder '{path}' cannot be seen on {socket.gethostname()}: give an `out` that all nodes "
                 "of the cluster share."
             )
         with folder.training(entry["id"]):

@@ -241,7 +241,7 @@ def _divergence(model: Algorithm, batch: Batch, step: int, task: Task, folder: R
     )
     return (
         f"the loss of step {step} is not a number (logits of {where} are affected); {saved}: lower learning_rate or "
-        "the weights of the method's own terms with --set, and look for wrong values in the data."
+        "the weights of the method's own terms in `hparams`, and look for wrong values in the data."
     )
 
 

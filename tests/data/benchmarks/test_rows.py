@@ -45,7 +45,7 @@ def test_hearts_from_folder_and_file(tmp_path: Path) -> None:
     assert (folder / "processed.hungarian.data").read_text() == "not a table\n"
     data = source.load(f"hearts:root={tmp_path / 'root'}")
     assert data.classes == ("healthy", "disease") and data.counts().tolist() == [[1, 1], [1, 0], [1, 1], [1, 1]]
-    with pytest.raises(InputError, match="--replace"):
+    with pytest.raises(InputError, match="`replace`"):
         actions.prepare_data("hearts", [folder, other], tmp_path / "root")
     severe = source.load(f"hearts:root={tmp_path / 'root'},label=severity")
     assert severe.counts()[0].tolist() == [1, 0, 0, 1, 0] and any("Hungarian" in note for note in severe.notes)

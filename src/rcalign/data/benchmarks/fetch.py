@@ -51,7 +51,7 @@ def fetch(
     asked first. long_tailed: also the published split file; without it, the rule makes the split."""
     place = data_root(root) / benchmark.folder
     if is_stand_in(place):
-        raise InputError(f"'{place}' is a drawn stand-in: remove it, or use another folder with --root.")
+        raise InputError(f"'{place}' is a drawn stand-in: remove it, or use another folder with `root`.")
     done: dict[str, Any] = {"name": benchmark.name, "folder": str(place), "images": {}, "notes": []}
     with locked(place.with_name(f".{place.name}.fetch.lock"), f"Another process fetches {benchmark.name}: waiting."):
         if not place.is_dir() or contents.look(benchmark, root).missing:
@@ -148,7 +148,7 @@ def _first_that_works(
     folder = root / DOWNLOADS / benchmark.folder
     if is_stand_in(root / benchmark.folder):
         raise InputError(
-            f"'{root / benchmark.folder}' is a drawn stand-in: remove it, or use another folder with --root."
+            f"'{root / benchmark.folder}' is a drawn stand-in: remove it, or use another folder with `root`."
         )
     if not benchmark.offers:
         raise InputError(

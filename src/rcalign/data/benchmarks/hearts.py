@@ -202,7 +202,7 @@ def prepare(
     folder = data_root(root) / FOLDER
     with locked(folder.with_name(f".{FOLDER}.lock"), "Another process prepares hearts: waiting."):
         if folder.exists() and not replace:
-            raise InputError(f"'{folder}' is there already: prepare it anew with --replace.")
+            raise InputError(f"'{folder}' is there already: prepare it anew with `replace`.")
         growing = folder.with_name(f".{FOLDER}.growing")
         shutil.rmtree(growing, ignore_errors=True)
         try:

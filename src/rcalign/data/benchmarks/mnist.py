@@ -184,7 +184,7 @@ def prepare(
     folder = data_root(root) / FOLDER
     with locked(folder.with_name(f".{FOLDER}.lock"), "Another process prepares MNIST: waiting."):
         if find(folder) is not None and not replace:
-            raise InputError(f"'{folder}' has MNIST already: prepare it anew with --replace.")
+            raise InputError(f"'{folder}' has MNIST already: prepare it anew with `replace`.")
         growing = folder.with_name(f".{FOLDER}.growing")
         shutil.rmtree(growing, ignore_errors=True)
         with disk_errors(folder):

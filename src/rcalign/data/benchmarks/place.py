@@ -57,12 +57,12 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputError(
                 f"no room is left in '{folder}' ({error.strerror}): free some space and run the same command again, "
-                "which goes on where this one stopped, or use another folder with --root."
+                "which goes on where this one stopped, or use another folder with `root`."
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise InputError(
                 f"'{error.filename or folder}' cannot be written ({error.strerror}): change its permissions, or use "
-                "another folder with --root or RCALIGN_DATA."
+                "another folder with `root` or RCALIGN_DATA."
             ) from None
         raise
 
@@ -76,5 +76,5 @@ def check_room(folder: Path, need: int, what: str) -> None:
     if need > free:
         raise InputError(
             f"{what} needs {need / 2**30:.2f} GiB, but '{folder}' has {free / 2**30:.2f} GiB free: free some space, or "
-            "use another folder with --root."
+            "use another folder with `root`."
         )

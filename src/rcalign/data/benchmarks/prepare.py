@@ -64,7 +64,7 @@ def prepare(
             images = _install(chosen, place)
         notes += chosen.notes()
     elif given.annotations:
-        raise InputError("annotations were given, but no images: name the archive or folder of images with --from too.")
+        raise InputError("annotations were given, but no images: name the images' archive or folder in `sources` too.")
     for file in given.split_files:
         with disk_errors(place):
             place.mkdir(parents=True, exist_ok=True)
@@ -94,10 +94,10 @@ class _Given:
 def _sort(benchmark: Benchmark, paths: Sequence[Path]) -> _Given:
     given = _Given()
     if not paths:
-        raise InputError(f"nothing was given to prepare {benchmark.name} from: name a folder or archive with --from.")
+        raise InputError(f"nothing was given to prepare {benchmark.name} from: name a folder or archive in `sources`.")
     for path in paths:
         if not path.exists():
-            raise InputError(f"'{path}' does not exist: give the archive or folder of {benchmark.name} with --from.")
+            raise InputError(f"'{path}' does not exist: give the archive or folder of {benchmark.name} with `sources`.")
         if path.is_dir():
             _sort_folder(benchmark, path, given)
         elif is_archive(path):
@@ -179,8 +179,8 @@ class _Choice:
     ) -> None:
         if is_stand_in(place) and not replace:
             raise InputError(
-                f"'{place}' is a drawn stand-in: remove it, or put the data set in its place with --replace, or use "
-                "another folder with --root."
+                f"'{place}' is a drawn stand-in: remove it, or put the data set in its place with `replace`, or use "
+                "another folder with `root`."
             )
         self.growing = place.with_name(f".{place.name}.growing")
         self.targets: set[Path] = set()
@@ -188,7 +188,7 @@ class _Choice:
         if len(self.have) == len(benchmark.domains):
             raise InputError(
                 f"'{place}' has all domains of {benchmark.name} already: look at it with 'rcalign data verify "
-                f"{benchmark.name}', or prepare it anew with --replace."
+                f"{benchmark.name}', or prepare it anew with `replace`."
             )
         self._benchmark, self._dropped, self._kept = benchmark, dropped, kept
         self._counts: Counter[str] = Counter()

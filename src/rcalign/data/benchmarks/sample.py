@@ -144,7 +144,7 @@ def _written(folder: Path) -> Iterator[Path]:
     """A folder that grows beside its place and appears there whole, marked as a stand-in."""
     growing = folder.with_name(f".{folder.name}.growing")
     if folder.exists():
-        raise InputError(f"'{folder}' exists already: a stand-in never replaces anything; give another --out.")
+        raise InputError(f"'{folder}' exists already: a stand-in never replaces anything; give another `out`.")
     shutil.rmtree(growing, ignore_errors=True)
     try:
         with disk_errors(growing):

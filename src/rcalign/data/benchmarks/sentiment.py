@@ -193,7 +193,7 @@ def prepare(
         if folder.exists() and not replace:
             raise InputError(
                 f"'{folder}' is there already: give its name as data (embedding goes on where it stopped), or prepare "
-                "it anew with --replace."
+                "it anew with `replace`."
             )
         growing = folder.with_name(f".{FOLDER}.growing")
         shutil.rmtree(growing, ignore_errors=True)

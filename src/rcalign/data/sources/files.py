@@ -45,7 +45,7 @@ def dataset_of_files(
             others = f" (and {len(shown) - 1} more such files)" if len(shown) > 1 else ""
             raise InputError(
                 f"'{first}'{others} in '{root}' is not a whole image: {why}; replace or remove it, or go on without it "
-                "with --skip-bad."
+                "with `skip_bad`."
             )
         kept = [row for row in range(len(paths)) if row not in bad]
         lost = set(domains) - {domains[row] for row in kept}
