@@ -130,6 +130,10 @@ def _short(name: str, most: int = 18) -> str:
 @cache
 def _template() -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(percent=lambda value, digits=1: f"{100 * value:.{digits}f} %", short=_short)
+    environment.filters.update(
+        percent=lambda value, digits=1: f"{100 * value:.{digits}f} %",
+        short=_short,
+        sentence=lambda text: text[:1].upper() + text[1:],
+    )
     text = resources.files("rcalign.fit").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(text)

@@ -128,7 +128,8 @@ def fit(
     network_scores = _network_scores(rounds[-1], dataset.domains) if rounds else {}
     if not network_scores:
         say("The budget was too small to compare methods: the recommended one is trained.")
-        return _default_only(dataset, data, out, seen, images, steps, seed, settings, clock, say, progress)
+        few = min(full, search.steps_left())
+        return _default_only(dataset, data, out, seen, images, few, seed, settings, clock, say, progress)
     if images:
         tuned = _fine_tuned(search, rounds[-1], say)
         if tuned is not None:
@@ -384,9 +385,9 @@ def _commands(model: Path, dataset: Dataset) -> list[tuple[str, str]]:
     else:
         new = "new_images/"
     return [
-        (f"rcalign predict {folder} {new} --out predictions.csv", "classes with probabilities for new rows"),
-        (f"rcalign diagnose {folder} --target {new}", "before any label: is the new domain like these?"),
-        (f"rcalign export {folder}", "an ONNX file for other programs"),
+        (f"rcalign predict {folder} {new} --out predictions.csv", "classes with probabilities for new rows:"),
+        (f"rcalign diagnose {folder} --target {new}", "is a new domain like these? No label is needed:"),
+        (f"rcalign export {folder}", "an ONNX file for other programs:"),
     ]
 
 

@@ -156,6 +156,11 @@ class Search:
         more = len(self.domains) / max(1, len(self.domains) - 1)
         return SAFETY * (self.overhead + 1.3 * more * steps * self.seconds_per_step) + PAGE
 
+    def steps_left(self) -> int:
+        """That one training may have in what is left of the budget, at least a few."""
+        left = self.clock.left - PAGE - SAFETY * self.overhead
+        return max(FEWEST_STEPS, int(left / (SAFETY * 1.3 * self.seconds_per_step)))
+
     # --- rounds --------------------------------------------------------------------------------------------------
 
     def run(self, candidates: Sequence[Candidate], full_steps: int) -> list[Round]:
