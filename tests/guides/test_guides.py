@@ -41,10 +41,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         entries.update(before)
 
 
+LONG = ("fit",)  # more than a few seconds
 IN_A_SHELL = ("algorithm", "dataset")  # where it matters that another process finds what the page defines
 
 
-@pytest.mark.parametrize("page", [page for page in GUIDES if page.stem not in IN_A_SHELL], ids=lambda page: page.stem)
+PAGES = [
+    pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in LONG else [])
+    for page in GUIDES
+    if page.stem not in IN_A_SHELL
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_a_guide_runs(page: Path) -> None:
     if page.stem == "images":
         pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
