@@ -48,10 +48,13 @@ def _keep_memory() -> None:
         ctypes.CDLL(None).mallopt(trim_threshold, 2**31 - 1)
 
 
-def ratio(taken: Mapping[str, list[float]], of: str, to: str) -> float:
-    """Median over pairs of rounds of the ratio within the pair: some methods do different work in alternate steps."""
-    pairs = [[sum(values[k : k + 2]) for k in range(0, len(values) - 1, 2)] for values in (taken[of], taken[to])]
-    return statistics.median(a / b for a, b in zip(*pairs, strict=True))
+def ratio(taken: Mapping[str, list[float]], of: str, to: str, turns: int = 2) -> float:
+    """Median over groups of ``turns`` rounds of the ratio within the group: some methods do different work by turns."""
+    groups = [
+        [sum(values[k : k + turns]) for k in range(0, len(values) - turns + 1, turns)]
+        for values in (taken[of], taken[to])
+    ]
+    return statistics.median(a / b for a, b in zip(*groups, strict=True))
 
 
 def peak_memory(setup: str, work: str) -> float:
