@@ -16,7 +16,7 @@ from bench.timing import Row, peak_memory, row
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import Batches
 from rcalign.data.cache import open_images
-from rcalign.data.source import load
+from rcalign.data.loading import load
 
 STEPS, PER_DOMAIN, DOMAINS = 5_000, 32, 3
 SET_SIZE = 9_991  # PACS: what the cache of a real run would hold
@@ -89,7 +89,7 @@ from PIL import Image
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import Batches
 from rcalign.data.cache import open_images
-from rcalign.data.source import load
+from rcalign.data.loading import load
 root = Path({str(folder / "many")!r})
 small = [Image.fromarray(np.random.default_rng(k).integers(0, 256, (8, 8, 3), dtype=np.uint8)) for k in range(8)]
 for domain in "ab":

@@ -24,12 +24,12 @@ STEPS = 200
 PAIRS, RUNS_IN_PAIR = 3, 30  # of sweeps with one worker and with two, by turns
 LOOP = """
 import json, sys, time, torch
-from rcalign.data import source
+from rcalign.data import loading, source
 from rcalign.training import job
 from rcalign.training.options import options_from
 torch.set_num_threads(1)
 entries, out = json.load(open(sys.argv[1])), sys.argv[2]
-data = source.load(entries[0]["data"])  # once, as a worker does
+data = loading.load(entries[0]["data"])  # once, as a worker does
 begun = time.perf_counter()
 for entry in entries:
     job.train(data, options_from({**entry, "device": "cpu"}), out=f"{out}/{entry['id']}")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rcalign import presets
 from rcalign.algorithms.base import seeded
-from rcalign.data import source
+from rcalign.data import loading, source
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import Batches
 from rcalign.data.cache import cache_root, open_images
@@ -76,7 +76,7 @@ def sample(dataset: Dataset, most: int) -> Dataset:
 
 def whole_task(data: str, held_out: Sequence[str], seed: int, *, size: int | None, most: int) -> Task:
     """The same images for the whole backbone."""
-    dataset = sample(source.load(data), most)
+    dataset = sample(loading.load(data), most)
     return make_task(
         dataset,
         split(dataset, "lodo", held_out, seed),
@@ -95,7 +95,7 @@ def late_task(
     data: str, held_out: Sequence[str], seed: int, *, size: int | None, most: int, first: int = FIRST
 ) -> LateTask:
     """first: the first stage that is trained, counted from 0; the ones before it and the stem are frozen."""
-    dataset = sample(source.load(data), most)
+    dataset = sample(loading.load(data), most)
     backbone, clean, views = _activations(dataset, first, size)
     splits = split(dataset, "lodo", held_out, seed)
     counts = [np.bincount(dataset.y[rows], minlength=len(dataset.classes)) for rows in splits.train.values()]

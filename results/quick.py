@@ -18,7 +18,7 @@ import torch
 
 from rcalign import presets, registry, spaces
 from rcalign.algorithms.base import Algorithm, seeded
-from rcalign.data import source
+from rcalign.data import loading, source
 from rcalign.data.augment import Augmentation
 from rcalign.data.cache import cache_root, open_images
 from rcalign.data.splits import split
@@ -33,7 +33,7 @@ COMPONENTS = 128
 
 def features_task(data: str, protocol: str, held_out: Sequence[str], seed: int, size: int | None) -> Task:
     """Rows of numbers as they are; images as the main components of their features under the frozen backbone."""
-    dataset = source.load(data)
+    dataset = loading.load(data)
     images = not isinstance(dataset.content, source.Arrays)
     if images:
         dataset = replace(dataset, content=source.Arrays(_features(dataset, size)))

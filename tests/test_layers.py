@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import rcalign.algorithms
 from rcalign import registry
 
 ROOT = Path(rcalign.__file__).parent
+REPOSITORY = Path(__file__).resolve().parents[1]
+ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
 # a module may import those of its own layer and of the layers above it in this list
 LAYERS = [
     {"errors", "interrupts", "extensions"},
@@ -69,6 +73,52 @@ def only_for_types(tree: ast.Module) -> ast.Module:
     """The module without what stands under ``if TYPE_CHECKING``."""
     kept = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))]
     return ast.Module(kept, [])
+
+
+def modules() -> dict[str, Path]:
+    """Dotted names within rcalign, without those of packages themselves that only gather what is in them."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
+    return {
+        name.removesuffix(".__init__"): path for name, path in names.items() if name not in ("__init__", "__main__")
+    }
+
+
+def needed(path: Path, known_modules: dict[str, Path]) -> set[str]:
+    """Modules of rcalign that a file imports, at its top or inside a function."""
+    found = set()
+    for node in ast.walk(only_for_types(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name.removeprefix("rcalign.") in known_modules else node.module for name in inside]
+        else:
+            continue
+        found |= {name.removeprefix("rcalign.") for name in names if name.startswith("rcalign.")}
+    return found & known_modules.keys()
+
+
+def test_no_two_modules_need_each_other() -> None:
+    known_modules = modules()
+    graph = {name: needed(path, known_modules) - {name} for name, path in known_modules.items()}
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(f"these need each other: {' -> '.join(error.args[1])}")
+
+
+def test_the_documentation_has_the_layers() -> None:
+    text = ARCHITECTURE.read_text()
+    table = text[text.index("| layer |") : text.index("Beside the package")]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
+    assert [set(re.findall(r"`([\w.]+)`", row)) for row in rows] == LAYERS
+
+
+def test_files_that_the_documentation_names_are_there() -> None:
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", ARCHITECTURE.read_text()))
+    base = ROOT / "algorithms"
+    missing = [name for name in named if not any((at / name).is_file() for at in (ROOT, base, REPOSITORY))]
+    assert len(named) > 10 and not {name for name in missing if "NAME" not in name}
 
 
 def test_every_module_has_a_layer() -> None:

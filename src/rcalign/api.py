@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import exports, registry
-from rcalign.data import source
+from rcalign.data import loading, source
 from rcalign.data.benchmarks import actions
 from rcalign.data.cache import decode
 from rcalign.data.overlap import rows_also_in
@@ -153,12 +153,12 @@ def _without_training_rows(
 
 
 def _loaded(data: str | Path | Dataset) -> Dataset:
-    return data if isinstance(data, Dataset) else source.load(data)
+    return data if isinstance(data, Dataset) else loading.load(data)
 
 
 def _own_data(run: str | Path, model: TrainedModel) -> Dataset:
     """The data that a run was trained on, if they are the same still: else its splits would mix training and test."""
-    dataset = source.load(model.config.data, skip_bad=model.config.skip_bad)
+    dataset = loading.load(model.config.data, skip_bad=model.config.skip_bad)
     if dataset.fingerprint != model.config.data_fingerprint:
         raise InputError(
             f"the data '{model.config.data}' changed since the run '{run}' was trained, so which rows were trained on "
@@ -187,7 +187,7 @@ def leave_one_out(
         raise InputError(f"`seeds` is {seeds}, but must be at least 1.")
     chosen = train_options(algorithm=algorithm, **options)
     import_modules(chosen.imports)
-    dataset = data if isinstance(data, Dataset) else source.load(data, skip_bad=chosen.skip_bad)
+    dataset = data if isinstance(data, Dataset) else loading.load(data, skip_bad=chosen.skip_bad)
     if len(dataset.domains) < 2:
         raise InputError(f"'{dataset.name}' has one domain, '{dataset.domains[0]}': leaving one out takes two or more.")
     name = registry.get(algorithm).name
@@ -343,7 +343,7 @@ def fit(
         dataset, place = data, data.name
     else:
         place = _table_address(data, found)
-        dataset = source.load(place, skip_bad=bool(settings.get("skip_bad")), progress=progress)
+        dataset = loading.load(place, skip_bad=bool(settings.get("skip_bad")), progress=progress)
         place = job.located(place)
     folder = Path(out) if out is not None else Path("fits") / file_name(Path(dataset.name).stem)
     with Ticker(progress) as ticker:
@@ -387,7 +387,7 @@ def _table_address(data: str | Path, roles: Mapping[str, Any]) -> str:
 
 def data_info(data: str | Path | Dataset) -> dict[str, Any]:
     """Samples per domain and class, what was dropped and why."""
-    return source.describe(data if isinstance(data, Dataset) else source.load(data))
+    return source.describe(data if isinstance(data, Dataset) else loading.load(data))
 
 
 def data_list(root: str | Path | None = None) -> list[dict[str, Any]]:
@@ -505,7 +505,7 @@ def sweep(
 
     @functools.cache
     def look(data: str) -> DataLook:
-        dataset = source.load(planned.located(data), skip_bad=planned.settings.get("skip_bad", False))
+        dataset = loading.load(planned.located(data), skip_bad=planned.settings.get("skip_bad", False))
         return DataLook(dataset.domains, isinstance(dataset.content, Arrays))
 
     runs = expand(planned, look)
@@ -730,7 +730,7 @@ def export(
 def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
     """A few inputs of the run's own data as a caller would feed them; none if the data are not there any more."""
     try:
-        dataset = source.load(model.config.data, skip_bad=model.config.skip_bad)
+        dataset = loading.load(model.config.data, skip_bad=model.config.skip_bad)
     except InputError:
         return []
     content = dataset.content

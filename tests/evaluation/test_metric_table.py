@@ -156,9 +156,9 @@ def test_old_records_are_read_and_reported_as_before(rows: Path, tmp_path: Path)
 def test_shot_limits_are_those_of_the_data(rows: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from rcalign.data import source
+    from rcalign.data import loading
 
-    data = source.load(rows)
+    data = loading.load(rows)
     limited = replace(data, shots=(60, 25), name="sixty")
     for k, dataset in enumerate([limited, replace(data, name="hundred")]):
         for seed in (0, 1):

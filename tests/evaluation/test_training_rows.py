@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from rcalign import api
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.data.overlap import rows_also_in
 from rcalign.errors import InputError
 
@@ -56,7 +56,7 @@ def test_other_data_are_told_from_them_by_content(rows: dict[str, np.ndarray], t
         "domain": np.full(90, 7),
     }
     np.savez(tmp_path / "mixed.npz", **mixed)
-    own, other = source.load(tmp_path / "rows.npz"), source.load(tmp_path / "mixed.npz")
+    own, other = loading.load(tmp_path / "rows.npz"), loading.load(tmp_path / "mixed.npz")
     assert rows_also_in(other, own, np.arange(180)).tolist() == [True] * 50 + [False] * 40
     found = api.evaluate(tmp_path / "run", tmp_path / "mixed.npz")
     assert 40 <= np.sum(found["confusion"]["7"]) < 90
@@ -65,7 +65,7 @@ def test_other_data_are_told_from_them_by_content(rows: dict[str, np.ndarray], t
 
 
 def test_nothing_is_left(rows: dict[str, np.ndarray], tmp_path: Path) -> None:
-    data = source.load(tmp_path / "rows.npz")
+    data = loading.load(tmp_path / "rows.npz")
     config = api.load_trained(tmp_path / "run", api.torch.device("cpu")).config
     splits = api.make_splits(data, config.protocol, config.test_domains, config.seed)
     chosen = np.concatenate(list(splits.train.values()))
@@ -84,7 +84,7 @@ def test_copies_of_image_files_are_recognised(tmp_path: Path) -> None:
     copy.mkdir(parents=True)
     shutil.copy(tmp_path / "photos" / "site 0" / "class 0" / "1.png", copy / "renamed.png")
     Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(copy / "new.png")
-    own, other = source.load(tmp_path / "photos"), source.load(tmp_path / "copy")
+    own, other = loading.load(tmp_path / "photos"), loading.load(tmp_path / "copy")
     names = [path.name for path in other.content.paths]
     assert dict(zip(names, rows_also_in(other, own, np.arange(12)).tolist(), strict=True)) == {
         "renamed.png": True,

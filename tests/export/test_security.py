@@ -20,7 +20,7 @@ from PIL import Image
 
 from rcalign import api, cli
 from rcalign.checkpoints import load_state, load_weights
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.data.cache import cache_root, decode
 from rcalign.errors import InputError
 from rcalign.exports import model_card
@@ -119,7 +119,7 @@ def test_an_archive_member_that_is_a_pickle(tmp_path: Path, marker: Path) -> Non
         for name in ("x.npy", "y.npy", "domain.npy"):
             archive.writestr(name, pickle.dumps(Evil(marker)))
     with pytest.raises(InputError, match=r"never loaded|not a readable"):
-        source.load(tmp_path / "c.npz")
+        loading.load(tmp_path / "c.npz")
     assert not marker.exists()
 
 
@@ -187,7 +187,7 @@ def test_a_manifest_stays_in_its_folder(kind: str, tmp_path: Path, rcalign: Run)
     with (inside / "list.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["path", "label", "domain"], ["a.png", "x", "d"], [shown[kind], "y", "d"]])
     with pytest.raises(InputError, match=r"outside the manifest's folder|do not exist"):
-        source.load(inside / "list.csv")
+        loading.load(inside / "list.csv")
     assert rcalign("data", "info", inside / "list.csv")[0] == 2
 
 

@@ -136,9 +136,9 @@ def test_no_budget_trains_the_recommended_method_only(tmp_path: Path) -> None:
 
 
 def test_a_fold_goes_on_where_it_was_stopped_and_is_found_finished(tmp_path: Path) -> None:
-    from rcalign.data import source
+    from rcalign.data import loading
 
-    data = source.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
     fold = Fold(PORTFOLIO[0], "north", 24, str(tmp_path / "whole"))
     whole = run_fold(data, fold)
     assert whole.end == "finished" and read_outcome(fold) == whole and run_fold(data, fold) == whole
@@ -150,19 +150,19 @@ def test_a_fold_goes_on_where_it_was_stopped_and_is_found_finished(tmp_path: Pat
 def test_a_budget_without_room_says_so_and_stays_within_it(tmp_path: Path) -> None:
     """Two seconds do not compare anything: the recommended method is trained, and it is said."""
     said: list[str] = []
-    from rcalign.data import source
+    from rcalign.data import loading
     from rcalign.fit.pipeline import fit
 
-    data = source.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
     fitted = fit(data, data.name, tmp_path / "out", budget=2.0, steps=20, workers=1, say=said.append)
     assert fitted.expectation is None
     assert any("too small to compare" in line for line in said)
 
 
 def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
-    from rcalign.data import source
+    from rcalign.data import loading
 
-    data = source.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
     candidates = portfolio(domains=4, images=False, table=True)
     planned = []
     for budget in (60.0, 300.0, 3000.0):
@@ -212,10 +212,10 @@ def test_the_recommendation_follows_the_classes() -> None:
 @pytest.mark.slow
 def test_processes_give_the_same_folds_and_stop_when_time_is_up(tmp_path: Path) -> None:
     """Two Ray workers, as a larger budget uses them: the same numbers as in this process; then no time at all."""
-    from rcalign.data import source
+    from rcalign.data import loading
 
     data = f"{table(tmp_path / 'p.csv', rows=30)}?label=ill&domain=hospital"
-    dataset = source.load(data)
+    dataset = loading.load(data)
     candidates = portfolio(domains=4, images=False, table=True)[:2]
     accuracies = []
     for workers in (1, 2):

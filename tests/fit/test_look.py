@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.data.source import Arrays, Dataset, from_names
 from rcalign.data.sources.table import Roles, from_columns
 from rcalign.fit.look import copies_across_domains, feature_shift, look, prior_shift
@@ -70,7 +70,7 @@ def test_copied_image_files(tmp_path: Path) -> None:
                 image = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
                 image.save(tmp_path / domain / label / f"{i}.png")
     (tmp_path / "b" / "y" / "0.png").write_bytes((tmp_path / "a" / "x" / "1.png").read_bytes())
-    data = source.load(tmp_path)
+    data = loading.load(tmp_path)
     groups = copies_across_domains(data)
     assert len(groups) == 1 and {data.content.paths[row].parent.parent.name for row in groups[0]} == {"a", "b"}  # type: ignore[union-attr]
     assert any("different labels" in sentence for sentence in look(data).sentences)

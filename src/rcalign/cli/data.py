@@ -28,11 +28,11 @@ Name = Annotated[str, typer.Argument(help="A benchmark: see 'rcalign data list'.
 @app.command("info")
 def data_info(data: Data, imports: Imports = None, as_json: AsJson = False) -> None:
     """Samples per domain and class, what was dropped and why."""
-    from rcalign.data import source
+    from rcalign.data import loading, source
     from rcalign.extensions import import_modules
 
     import_modules(imports or ())
-    info = source.describe(source.load(data))
+    info = source.describe(loading.load(data))
     if as_json:
         print(json.dumps(info, indent=2))
         return

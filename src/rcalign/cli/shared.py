@@ -125,10 +125,10 @@ def stop(message: str, code: int) -> NoReturn:
 
 def check_data(data: str) -> None:
     """Raises an ``InputError`` for data that are not there, before torch is imported."""
-    from rcalign.data import source, sources
+    from rcalign.data import loading, sources
 
     if not sources.is_name(data) and not Path(sources.table.divided(data)[0]).exists():
-        source.load(data)
+        loading.load(data)
 
 
 def check_run(run: str | Path) -> None:

@@ -19,7 +19,7 @@ _FROM = {
     "ImageArray": "rcalign.data.source",
     "Images": "rcalign.data.source",
     "describe": "rcalign.data.source",
-    "load": "rcalign.data.source",
+    "load": "rcalign.data.loading",
     "Splits": "rcalign.data.splits",
     "split": "rcalign.data.splits",
 }

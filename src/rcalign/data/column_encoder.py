@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rcalign.data.columns import CUT, YEAR, Encoding
+from rcalign.data.columns import CUT, YEAR, Encoding, Raw, Table
 
 
 class ColumnEncoder(nn.Module):
@@ -39,3 +40,10 @@ class ColumnEncoder(nn.Module):
             if item.gaps and item.column.kind != "text":
                 pieces.append(gap.to(raw.dtype))
         return torch.cat(pieces, dim=1).float()
+
+
+@torch.no_grad()
+def encode_columns(encoding: Encoding, table: Table | Raw, where: str = "the table") -> np.ndarray:
+    """Network inputs (n, f) float32 of raw columns."""
+    raw = table.raw if isinstance(table, Table) else table
+    return ColumnEncoder(encoding)(torch.from_numpy(encoding.read(raw, where))).numpy()

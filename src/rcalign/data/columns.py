@@ -268,16 +268,6 @@ class Encoding:
         """Raw columns as numbers (n, c), in the terms of this encoding; see ``read_columns``."""
         return read_columns(self.columns, raw, where)
 
-    def encode(self, table: Table | Raw, where: str = "the table") -> np.ndarray:
-        """Network inputs (n, f) float32 of raw columns."""
-        raw = table.raw if isinstance(table, Table) else table
-        import torch  # here and not above: a list of data sets does without it
-
-        from rcalign.data.column_encoder import ColumnEncoder
-
-        with torch.no_grad():
-            return ColumnEncoder(self)(torch.from_numpy(self.read(raw, where))).numpy()
-
     def unknown_values(self, raw: Raw) -> dict[str, list[str]]:
         """Column -> categories that training did not have, which are read as zeros."""
         found = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rcalign.errors import InputError, unknown
+from rcalign.errors import InputError
 
 SPLITS = ("train", "val", "test")
 
@@ -124,42 +124,6 @@ class Dataset:
             fingerprint([self.fingerprint.encode(), rows.tobytes()]),
             self.shots,
         )
-
-
-def load(data: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool = False) -> Dataset:
-    """A folder ``domain/class/image``, a CSV manifest, a table, an ``.npz`` file, or a registered name (``emoji``).
-
-    A name may carry parameters: ``emoji-mlt:imbalance=20,order=3``. A name goes before a path; ``./emoji`` is the path.
-    skip_bad: leave out files that are not whole images and list them in ``notes`` (each file is decoded once to find
-    out). Without it, a file that is no image at all is an error here, and one that is cut short is an error at the
-    latest when the cache is built.
-    """
-    from rcalign.data import sources  # the sources build on this module
-
-    text = os.fspath(data)
-    if not text.strip():
-        raise InputError("the name of the data is empty: give a folder, a file or the name of a data set.")
-    if isinstance(data, str) and sources.is_name(text):
-        return sources.load(text, skip_bad=skip_bad, progress=progress)
-    file, roles = sources.table.divided(text)
-    path = Path(file)
-    if not path.exists():
-        if isinstance(data, str) and sources.looks_like_name(text):
-            raise unknown("data set", text, sources.names(), "A path must exist: no file or folder has that name here.")
-        raise InputError(
-            f"'{path}' does not exist: give a folder, a .csv manifest, a .npz file or the name of a data set."
-        )
-    if path.is_dir():
-        return sources.folder.load(path, skip_bad=skip_bad, progress=progress)
-    if roles is not None or sources.table.is_table(path):
-        return sources.table.load(path, roles, progress=progress)
-    if path.suffix.lower() == ".csv":
-        return sources.manifest.load(path, skip_bad=skip_bad, progress=progress)
-    if path.suffix.lower() == ".npz":
-        return sources.arrays.load(path)
-    raise InputError(
-        f"'{path}' is a file of an unknown kind: expected a folder domain/class/image, a .csv manifest or a .npz file."
-    )
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:

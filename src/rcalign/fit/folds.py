@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.data.columns import UNSEEN, Table, learn_encoding
 from rcalign.data.source import Dataset
 from rcalign.data.splits import split as make_splits
@@ -87,7 +87,7 @@ def folder_of(root: Path, candidate: Candidate, domain: str, position: int, step
 @functools.lru_cache(maxsize=1)
 def load_once(data: str, skip_bad: bool) -> Dataset:
     """Loaded once in a process."""
-    return source.load(data, skip_bad=skip_bad)
+    return loading.load(data, skip_bad=skip_bad)
 
 
 def run_fold(data: str | Dataset, fold: Fold) -> Outcome:

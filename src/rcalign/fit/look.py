@@ -25,6 +25,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
+from rcalign.data.column_encoder import encode_columns
 from rcalign.data.columns import Table, as_category, learn_encoding
 from rcalign.data.source import Arrays, Dataset, ImageArray, listed
 
@@ -148,7 +149,7 @@ def own_features(dataset: Dataset) -> np.ndarray | None:
     """Features (n, f) that a data set has without a network: numbers as they are, columns encoded; None for images."""
     content = dataset.content
     if isinstance(content, Table):
-        return learn_encoding(content, np.arange(len(dataset))).encode(content)
+        return encode_columns(learn_encoding(content, np.arange(len(dataset))), content)
     if isinstance(content, Arrays):
         return content.x.reshape(len(dataset), -1)
     return None

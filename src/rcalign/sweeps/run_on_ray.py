@@ -29,7 +29,7 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.data.source import Dataset
 from rcalign.errors import DivergedError, InputError
 from rcalign.extensions import import_modules
@@ -496,7 +496,7 @@ def _tidy(run: RunFolder) -> None:
 @functools.lru_cache(maxsize=2)
 def _dataset(data: str, skip_bad: bool) -> Dataset:
     """Loaded once in a process; named as the plan names it, so that a run folder says where its data are."""
-    return dataclasses.replace(source.load(data, skip_bad=skip_bad), name=data)
+    return dataclasses.replace(loading.load(data, skip_bad=skip_bad), name=data)
 
 
 # --- Ray -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import presets, registry
-from rcalign.data import source
+from rcalign.data import loading
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.sources import named
 from rcalign.data.splits import Splits
@@ -57,7 +57,7 @@ def train(
     def ready() -> Job:
         dataset = data
         if not isinstance(dataset, Dataset):
-            dataset = source.load(dataset, skip_bad=options.skip_bad, progress=progress)
+            dataset = loading.load(dataset, skip_bad=options.skip_bad, progress=progress)
         if options.skip_bad and progress:
             for note in dataset.notes:
                 print(note, file=sys.stderr)

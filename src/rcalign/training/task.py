@@ -18,6 +18,7 @@ from rcalign.algorithms.base import Algorithm, Network, seeded
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import Batches, evaluation_batches
 from rcalign.data.cache import ImageStore, cache_root, open_images
+from rcalign.data.column_encoder import encode_columns
 from rcalign.data.columns import Encoding, Table, learn_encoding
 from rcalign.data.picture import RECIPE
 from rcalign.data.source import Arrays, Dataset
@@ -152,7 +153,7 @@ def make_task(
             x = dataset.content.x
             if isinstance(dataset.content, Table):
                 encoding = learn_encoding(dataset.content, np.concatenate(list(splits.train.values())))
-                x = encoding.encode(dataset.content, f"'{dataset.name}'")
+                x = encode_columns(encoding, dataset.content, f"'{dataset.name}'")
             inputs = Inputs(x, None, device)
             made = build(backbone, inputs.shape, weights=weights, freeze_batch_norm=freeze_batch_norm)
         else:

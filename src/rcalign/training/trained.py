@@ -16,6 +16,7 @@ from rcalign.checkpoints import load_weights
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import evaluation_batches
 from rcalign.data.cache import open_images
+from rcalign.data.column_encoder import encode_columns
 from rcalign.data.columns import Encoding, Table
 from rcalign.data.source import Arrays, Dataset
 from rcalign.errors import InputError
@@ -102,7 +103,7 @@ class TrainedModel:
         if not isinstance(content, Table):
             columns = ", ".join(column.name for column in encoding.columns)
             raise InputError(f"the model reads the columns {columns}: give a .csv or .parquet file that has them.")
-        return encoding.encode(content, f"'{name}'")
+        return encode_columns(encoding, content, f"'{name}'")
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rcalign.data import loading
 from rcalign.data import sentences as encoders
-from rcalign.data import source
 from rcalign.data.benchmarks import actions, hearts, sentiment
 from rcalign.errors import InputError
 
@@ -27,7 +27,7 @@ def tables(folder: Path, **lines: str) -> Path:
 @pytest.mark.parametrize("name", ["hearts", "sentiment"])
 def test_a_stand_in_loads_trains_nothing_and_never_passes(name: str, tmp_path: Path) -> None:
     done = actions.sample_data(name, tmp_path / "toy", each=5)
-    data = source.load(done["use"])
+    data = loading.load(done["use"])
     assert (data.counts() == 5).all() and len(data) == done["images"]
     assert "stand-in" in data.notes[0]
     assert np.isfinite(data.content.x).all()  # type: ignore[union-attr]
@@ -43,11 +43,11 @@ def test_hearts_from_folder_and_file(tmp_path: Path) -> None:
     assert done["complete"] is False and "303 and 139 expected" in done["problems"][0]
     # files of the folder are linked: the table given by itself must not be written through the link
     assert (folder / "processed.hungarian.data").read_text() == "not a table\n"
-    data = source.load(f"hearts:root={tmp_path / 'root'}")
+    data = loading.load(f"hearts:root={tmp_path / 'root'}")
     assert data.classes == ("healthy", "disease") and data.counts().tolist() == [[1, 1], [1, 0], [1, 1], [1, 1]]
     with pytest.raises(InputError, match="`replace`"):
         actions.prepare_data("hearts", [folder, other], tmp_path / "root")
-    severe = source.load(f"hearts:root={tmp_path / 'root'},label=severity")
+    severe = loading.load(f"hearts:root={tmp_path / 'root'},label=severity")
     assert severe.counts()[0].tolist() == [1, 0, 0, 1, 0] and any("Hungarian" in note for note in severe.notes)
 
 
@@ -116,7 +116,7 @@ def test_sentiment_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sentiment, "SHARD", 5)
     done = actions.prepare_data("sentiment", [sentences(tmp_path)], tmp_path / "root")
     assert done["images"] == dict.fromkeys(sentiment.FILES, 4) and not done["complete"]
-    data = source.load(f"sentiment:root={tmp_path / 'root'}")
+    data = loading.load(f"sentiment:root={tmp_path / 'root'}")
     assert data.counts().tolist() == [[1, 2, 1]] * 4  # the cut itself is neutral
     assert len(encoder.seen) == 16  # once
     assert data.content.x[:, 0].tolist() == [8, 12, 13, 8] * 4  # type: ignore[union-attr]
@@ -138,7 +138,7 @@ def test_embedding_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         actions.prepare_data("sentiment", [sentences(tmp_path)], tmp_path / "root")
     monkeypatch.setattr(encoders, "compute", second)
-    assert len(source.load(f"sentiment:root={tmp_path / 'root'}")) == 16
+    assert len(loading.load(f"sentiment:root={tmp_path / 'root'}")) == 16
     assert (len(first.seen), len(second.seen)) == (10, 6)
 
 
@@ -157,11 +157,11 @@ def test_the_real_encoder_knows_what_is_alike(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="pip download vaderSentiment"):
-        source.load(f"sentiment:root={tmp_path}")
+        loading.load(f"sentiment:root={tmp_path}")
     with pytest.raises(InputError, match="pip download vaderSentiment"):
         actions.fetch_data("sentiment", tmp_path)
     with pytest.raises(InputError, match=r"processed\.cleveland\.data"):
-        source.load(f"hearts:root={tmp_path}")
+        loading.load(f"hearts:root={tmp_path}")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="not whole"):
         actions.prepare_data("hearts", [tmp_path / "empty"], tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rcalign.data import source
+from rcalign.data import loading, source
 from rcalign.data.benchmarks import actions, facts, spawrious, wilds
 from rcalign.data.source import ImageArray, Images
 from rcalign.data.splits import split
@@ -36,13 +36,13 @@ def test_prepare_verify_info(name: str, tmp_path: Path) -> None:
     assert report["images"] == sum(done["images"].values())
     with pytest.raises(InputError):
         actions.prepare_data(name, [tmp_path / "archive.tar.gz"], tmp_path / "root")
-    data = source.load(f"{name}:root={tmp_path / 'root'},partial=true")
+    data = loading.load(f"{name}:root={tmp_path / 'root'},partial=true")
     assert source.describe(data)["rows"] > 0
 
 
 def test_camelyon_has_the_official_parts(tmp_path: Path) -> None:
     use = actions.sample_data("Camelyon17", tmp_path, each=3)["use"]
-    data = source.load(use)
+    data = loading.load(use)
     assert data.domains == tuple(f"hospital_{n}" for n in range(5)) and data.classes == ("normal", "tumor")
     parts = split(data, "wilds", (), 0)
     assert list(parts.train) == ["hospital_0", "hospital_3", "hospital_4"]
@@ -52,7 +52,7 @@ def test_camelyon_has_the_official_parts(tmp_path: Path) -> None:
     assert all(len(part) == 6 for part in (*parts.train.values(), *parts.val.values(), *parts.test.values()))
     with pytest.raises(InputError, match="tests 'hospital_2'"):
         split(data, "wilds", ("hospital_0",), 0)
-    plain = source.load(use.replace("Camelyon17", "WILDSCamelyon"))
+    plain = loading.load(use.replace("Camelyon17", "WILDSCamelyon"))
     assert plain.split is None and len(plain) == len(data)
     with pytest.raises(InputError, match="no split of its own"):
         split(plain, "wilds", (), 0)
@@ -82,7 +82,7 @@ def test_fmow_is_split_by_time_and_tested_by_region(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(example)
     for n in range(len(rows)):
         shutil.copy(example, folder / "images" / f"rgb_img_{n}.png")
-    data = source.load(f"FMoW:root={tmp_path}")
+    data = loading.load(f"FMoW:root={tmp_path}")
     assert isinstance(data.content, Images) and data.split is not None
     found = {
         int(path.stem.rpartition("_")[2]): (data.domains[k], part)
@@ -91,7 +91,7 @@ def test_fmow_is_split_by_time_and_tested_by_region(tmp_path: Path) -> None:
     assert found == {n: (row[4], row[5]) for n, row in enumerate(rows) if row[4] is not None}
     parts = split(data, "wilds", (), 0)
     assert list(parts.test) == ["Europe 2016-2017"] and list(parts.train) == ["Europe", "Other"]
-    assert len(source.load(f"WILDSFMoW:root={tmp_path}")) == 9  # all but the sequestered one
+    assert len(loading.load(f"WILDSFMoW:root={tmp_path}")) == 9  # all but the sequestered one
 
 
 @pytest.mark.parametrize("name", ["Camelyon17", "FMoW"])
@@ -106,8 +106,8 @@ def test_a_lost_image_is_named(tmp_path: Path) -> None:
     lost = next(tmp_path.rglob("*.png"))
     lost.unlink()
     with pytest.raises(InputError, match=lost.name):
-        source.load(use)
-    assert len(source.load(f"{use},partial=true")) == 15
+        loading.load(use)
+    assert len(loading.load(f"{use},partial=true")) == 15
 
 
 @pytest.mark.parametrize("variant", spawrious.VARIANTS)
@@ -128,7 +128,7 @@ def test_spawrious_backgrounds(variant: str) -> None:
 
 def test_spawrious_loads_shares(tmp_path: Path) -> None:
     use = actions.sample_data("SpawriousO2O_hard", tmp_path, each=10)["use"]
-    data = source.load(use)
+    data = loading.load(use)
     assert data.domains == spawrious.DOMAINS and data.classes == spawrious.BREEDS
     assert data.counts().tolist() == [[20] * 4, [10] * 4, [10] * 4]
     paths = [path.relative_to(tmp_path / "spawrious224") for path in data.content.paths]  # type: ignore[union-attr]
@@ -139,11 +139,11 @@ def test_spawrious_loads_shares(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [28, 224])
 def test_debug_sets_need_nothing(size: int) -> None:
-    data = source.load(f"Debug{size}")
+    data = loading.load(f"Debug{size}")
     assert isinstance(data.content, ImageArray) and data.content.x.shape == (48, size, size, 3)
     assert (data.counts() > 0).all() and data.counts().sum(1).tolist() == [16, 16, 16]
-    assert data.fingerprint == source.load(f"debug{size}").fingerprint
-    assert data.fingerprint != source.load(f"Debug{size}:seed=1").fingerprint
+    assert data.fingerprint == loading.load(f"debug{size}").fingerprint
+    assert data.fingerprint != loading.load(f"Debug{size}:seed=1").fingerprint
 
 
 def test_mini_domainnet_is_made_of_domainnet_by_lists(tmp_path: Path) -> None:
