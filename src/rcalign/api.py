@@ -548,6 +548,8 @@ def report(
     format: str | None = None,
     compare: str | None = None,
     baseline: str | None = None,
+    data: Sequence[str] = (),
+    algorithms: Sequence[str] = (),
     out: str | Path | None = None,
     width: int | None = None,
     colour: bool = False,
@@ -557,13 +559,13 @@ def report(
     select: "training-domain", "leave-one-domain-out", "oracle" or "mdlt"; None is the protocol's own. format:
     "terminal", "markdown", "latex", "csv" or "html", or "tensorboard" or "mlflow", which write a folder; None goes by
     the ending of ``out``. compare: "published" sets the paper's figures beside ours. baseline: what algorithms are
-    compared with.
+    compared with. data, algorithms: report on these only, by their names in the report.
     """
     from rcalign.reports.render import format_of, render
     from rcalign.reports.report import make_report
 
     wanted = format_of(format, out)
-    return render(make_report(folder, select, compare, baseline), wanted, out, width, colour)
+    return render(make_report(folder, select, compare, baseline, data, algorithms), wanted, out, width, colour)
 
 
 def diagnose(

@@ -230,8 +230,8 @@ def test_published_beside_ours(reference: Path) -> None:
     report = make_report(reference / "domainbed-sweep", compare="published")
     table = report.tables[0]
     row = {name: cell.text for name, cell in zip(table.header, table.rows[1], strict=True)}
-    assert row == {"algorithm": "ERM, published", "C": "97.7", "L": "64.3", "S": "73.4", "V": "74.6",
-                   "average": "77.5", "worst": "–"}  # fmt: skip
+    assert row == {"algorithm": "ERM, published (ResNet-50, 224 x 224)", "C": "97.7", "L": "64.3", "S": "73.4",
+                   "V": "74.6", "average": "77.5", "worst": "–"}  # fmt: skip
     assert len(table.rows) == 26  # ours and all 25 of the paper's table
     assert "Not the published protocol: ours used 1,001 steps." in table.notes
     ours = published_figure(report.results[0], "rc_align", "L")

@@ -179,7 +179,7 @@ def test_no_folder_and_a_broken_plan(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         read_runs(tmp_path / "nowhere")
     (tmp_path / "plan.json").write_text('{"runs": [{"id": 1}]}')
-    with pytest.raises(InputError, match="is not the plan of a sweep"):
+    with pytest.raises(InputError, match=r"plan.json' is damaged \(KeyError"):
         read_runs(tmp_path)
 
 

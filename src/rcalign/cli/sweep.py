@@ -119,6 +119,7 @@ def _show_sweep(status: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(status, indent=2))
         return
     from rcalign.store.names import short_data_name
+    from rcalign.store.sweep_folder import same_failures
     from rcalign.sweeps.progress import duration
 
     console = Console()
@@ -136,9 +137,11 @@ def _show_sweep(status: dict[str, Any], as_json: bool) -> None:
         f"{given_up}, {status['waiting']} waiting{left}",
         highlight=False,
     )
-    for failure in status["failures"]:
+    for alike in same_failures(status["failures"]):
+        first, more = alike[0], len(alike) - 1
+        others = f" and {more} more like it" if more else ""
         console.print(
-            f"\nfailed: {failure['run']} ({failure['id']}): {failure['error']}", markup=False, highlight=False
+            f"\nfailed: {first['run']} ({first['id']}){others}: {first['error']}", markup=False, highlight=False
         )
-        for line in failure["last_lines"][-5:]:
+        for line in first["last_lines"][-5:]:
             console.print(f"    {line}", markup=False, highlight=False)

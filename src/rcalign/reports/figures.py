@@ -250,8 +250,10 @@ class Comparison:
 
 
 def compare(tables: Sequence[Results], algorithm: str, baseline: str) -> Comparison | None:
-    """None where a figure of either is missing, or they share no pair."""
-    ours, theirs = all_blocks(tables, algorithm), all_blocks(tables, baseline)
+    """Over the data sets on which neither has a missing figure; None if there is none, or they share no pair."""
+    compared = [table for table in tables if algorithm in table.algorithms and baseline in table.algorithms]
+    finished = [table for table in compared if table.blocks(algorithm) and table.blocks(baseline)]
+    ours, theirs = all_blocks(finished, algorithm), all_blocks(finished, baseline)
     if ours is None or theirs is None:
         return None
     return compare_pairs(algorithm, baseline, [(ours[block], theirs[block]) for block in ours if block in theirs])

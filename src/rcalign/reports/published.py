@@ -23,6 +23,7 @@ class PublishedProtocol:
     steps: tuple[int, ...]
     rule: str
     doc: str
+    setting: str = "ResNet-50, 224 x 224"
 
 
 PROTOCOLS = {

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rcalign.data.benchmarks.facts import get as benchmark_facts
+from rcalign.data.benchmarks.place import data_root, is_stand_in
 from rcalign.errors import InputError
 from rcalign.reports import published
 from rcalign.reports.evaluated import shot_meanings
@@ -73,7 +77,11 @@ def main_table(table: Results, with_published: bool = False) -> Table:
     printed = _published_rows(table) if with_published else {}
     rows = []
     for name in table.algorithms:
-        cells = [cell_of(table.figures[name, column], (name, column) in bold) for column in table.columns]
+        trials = len(table.figures[name, AVERAGE].values)
+        cells = [
+            of_trials(table.figures[name, c], cell_of(table.figures[name, c], (name, c) in bold), trials)
+            for c in table.columns
+        ]
         rows.append((Cell(name), *cells))
         if published.key(name) in printed:
             rows.append(printed.pop(published.key(name)))
@@ -83,8 +91,19 @@ def main_table(table: Results, with_published: bool = False) -> Table:
     return Table(title, ("algorithm", *table.columns), tuple(rows), notes)
 
 
-def metrics_table(table: Results) -> Table | None:
-    """Algorithms by the metrics beside accuracy; None where the records have none."""
+def of_trials(figure: Figure, cell: Cell, trials: int) -> Cell:
+    """A cell that says so if its figure rests on fewer trials than the average.
+
+    >>> of_trials(Figure({0: 0.5}), cell_of(Figure({0: 0.5})), 3).text
+    '50.0 (1 of 3 trials)'
+    """
+    if not figure.known or len(figure.values) >= trials:
+        return cell
+    return dataclasses.replace(cell, text=f"{cell.text} ({len(figure.values)} of {trials} trials)")
+
+
+def metrics_table(table: Results, algorithms: Sequence[str] | None = None) -> Table | None:
+    """Algorithms, in their order or the one given, by the metrics beside accuracy; None where the records have none."""
     if not table.metrics:
         return None
     bold = leaders(table, [metric.name for metric in table.metrics])
@@ -96,7 +115,7 @@ def metrics_table(table: Results) -> Table | None:
                 for m in table.metrics
             ),
         )
-        for name in table.algorithms
+        for name in algorithms or table.algorithms
     ]
     title = f"{table.data}, further metrics: protocol {table.protocol}, chosen by {table.rule.title}"
     helps = [f"{m.title}: {m.help}{', per cent' if m.per_cent else ''}" for m in table.metrics if m.help]
@@ -130,7 +149,8 @@ def _published_rows(table: Results) -> dict[str, tuple[Cell, ...]]:
             figure = published_figure(table, name, column)
             error = "" if figure is None or figure.stderr is None else f"{figure.stderr:.1f}"
             cells.append(NOTHING if figure is None else Cell(f"{figure.mean:.1f}", error, kind="published"))
-        rows[published.key(name)] = (Cell(f"{name}, published", kind="published"), *cells)
+        setting = published.PROTOCOLS[table.protocol].setting
+        rows[published.key(name)] = (Cell(f"{name}, published ({setting})", kind="published"), *cells)
     return rows
 
 
@@ -166,10 +186,44 @@ def published_notes(table: Results) -> tuple[str, ...]:
         differs.append(f"{', '.join(f'{n:,}' for n in sorted(steps))} steps")
     if table.rule.name not in (theirs.rule, "training-domain" if table.protocol == "mdlt" else theirs.rule):
         differs.append(f"{table.rule.title}")
-    notes = [f"Published: {theirs.doc}; most rows are quoted by the paper from the papers of the methods."]
+    notes = [
+        f"Published: {theirs.doc}; most rows are quoted by the paper from the papers of the methods.",
+        *(f"Ours: {setting}." for setting in own_settings(finished)),
+    ]
     if differs:
         notes.append(f"Not the published protocol: ours used {'; '.join(differs)}.")
     return tuple(notes)
+
+
+def own_settings(runs: Sequence[Run]) -> list[str]:
+    """How our own runs were made, in what matters beside a published figure: one line for each way."""
+    found: dict[str, int] = {}
+    for run in runs:
+        config = run.config
+        if config is None:
+            continue
+        network = config.backbone or ("the default backbone" if config.image_size else "a small network")
+        words = [
+            f"{network}{', frozen' if config.freeze_backbone else ''}",
+            "no pretrained weights" if config.weights == "none" else "",
+            f"images of {config.image_size} x {config.image_size}" if config.image_size else "rows of numbers",
+            f"{config.steps:,} steps",
+            "on a drawn stand-in, not the data set" if _is_stand_in(config.data) else "",
+        ]
+        text = ", ".join(filter(None, words))
+        found[text] = found.get(text, 0) + 1
+    return [text if len(found) == 1 else f"{text} ({n} runs)" for text, n in found.items()]
+
+
+@functools.cache
+def _is_stand_in(data: str) -> bool:
+    """Whether what lies there now, if the data are a benchmark, was drawn by ``rcalign data sample``."""
+    name, _, parameters = data.partition(":")
+    root = re.search(r"(?:^|,)root=([^,]*)", parameters)
+    try:
+        return is_stand_in(data_root(root[1] if root else None) / benchmark_facts(name).folder)
+    except InputError:
+        return False
 
 
 def averages_table(tables: Sequence[Results]) -> Table:
@@ -218,8 +272,23 @@ def comparison_table(tables: Sequence[Results], baseline: str | None = None) -> 
         "interval over pairs taken as independent: it speaks about these domains, not about domains in general.",
         "mean rank: over the same pairs, 1 is the best, ties share their ranks; algorithms with a missing figure are "
         "not ranked.",
+        *(_not_compared(tables, against)),
     )
     return Table(title, header, tuple(rows), notes)
+
+
+def _not_compared(tables: Sequence[Results], against: str) -> tuple[str, ...]:
+    """Which comparisons leave out data sets that are not finished."""
+    if len(tables) < 2:
+        return ()
+    lines = []
+    for table in tables:
+        left_out = [name for name in table.algorithms if table.blocks(name) is None]
+        if against in left_out:
+            lines.append(f"{table.data} (runs of {against} are missing)")
+        elif left_out:
+            lines.append(f"{table.data} of {', '.join(left_out)}")
+    return (f"Not compared yet, since runs are missing: {'; '.join(lines)}.",) if lines else ()
 
 
 def signed(value: float) -> str:

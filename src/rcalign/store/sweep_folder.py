@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -267,6 +268,22 @@ def _status_row(
         best=None if best is None else results[best["id"]].validation,
         best_draw=None if best is None else best["draw"],
     )
+
+
+def same_failures(failures: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Failures with the same error, whatever numbers and names in quotes it holds; those of most runs first.
+
+    >>> notes = [{"id": "a", "kind": "error", "error": "no file '/x/1'"},
+    ...          {"id": "b", "kind": "died", "error": "killed"},
+    ...          {"id": "c", "kind": "error", "error": "no file '/x/2'"}]
+    >>> [[note["id"] for note in alike] for alike in same_failures(notes)]
+    [['a', 'c'], ['b']]
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for failure in failures:
+        words = re.sub(r"'[^']*'|\d[\d.,e+-]*", "#", failure["error"])
+        groups.setdefault((failure["kind"], words), []).append(failure)
+    return sorted(groups.values(), key=len, reverse=True)
 
 
 def describe_entry(entry: PlanEntry) -> str:

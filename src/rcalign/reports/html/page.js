@@ -15,10 +15,22 @@ function options(select, entries, keep) {
   if (before !== null && entries.some(([value]) => String(value) === before)) select.value = before;
 }
 
+// Those in front have a colour each, the others are grey.
 function colour(algorithm) {
-  return `var(--c${table().algorithms.indexOf(algorithm) % 8})`;
+  const place = inFront().indexOf(algorithm);
+  return place < 0 ? "var(--muted)" : `var(--c${place % 8})`;
 }
-const dash = (algorithm) => ["", "6 3", "2 3", "8 3 2 3"][Math.floor(table().algorithms.indexOf(algorithm) / 8) % 4];
+
+// The algorithms whose curves stand in front: all that are shown if they are few, else the best and the baseline.
+const MOST_IN_FRONT = 6;
+function inFront() {
+  const names = byAverage(shown());
+  if (names.length <= MOST_IN_FRONT) return names;
+  const baseline = $("baseline").value || table().algorithms[0];
+  return [...new Set([...names.slice(0, MOST_IN_FRONT - 1), ...names.filter((name) => name === baseline)])];
+}
+// Lines differ without colour too: each in front has its own dashes.
+const pattern = (algorithm) => ["", "7 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2"][Math.max(0, inFront().indexOf(algorithm)) % 6];
 
 function visible(algorithm) {
   const words = state.filter.toLowerCase().split(",").map((word) => word.trim()).filter(Boolean);
@@ -170,7 +182,7 @@ function drawComparison() {
 function lines(root, caption, list) {
   clear(root);
   const { drawing, width, size } = figure(root, caption, caption);
-  const values = list.flatMap((line) => line.points.map((point) => point[1]));
+  const values = list.flatMap((line) => [...line.points.map((point) => point[1]), ...(line.band || []).flatMap((point) => point.slice(1))]);
   if (values.length === 0) { drawing.remove(); empty(root, "No curves."); return; }
   const box = { left: 42, right: width - 10, top: 22, bottom: 250 };
   size(box.bottom + 38);
@@ -180,6 +192,10 @@ function lines(root, caption, list) {
   axes(drawing, x, y, box, { xLabel: "step", yLabel: "accuracy, %", xText: (tick) => tick.toLocaleString("en") });
   const marks = [];
   for (const line of list) {
+    if (line.band) {
+      const around = [...line.band.map(([a, , b]) => [a, b]), ...line.band.map(([a, b]) => [a, b]).reverse()];
+      drawing.append(svg("path", { d: `${around.map(([a, b], k) => `${k ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("")}Z`, fill: line.colour, "fill-opacity": 0.13 }));
+    }
     const path = line.points.map(([a, b], k) => `${k ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
     drawing.append(svg("path", { d: path, fill: "none", stroke: line.colour, "stroke-dasharray": line.dash || null, "stroke-width": line.strong ? 2.2 : 1, "stroke-opacity": line.strong ? 1 : 0.45, "stroke-linejoin": "round" }));
     const spots = line.strong ? line.points : line.points.slice(-1);
@@ -198,9 +214,10 @@ const columnsOf = () => (table().protocol === "mdlt" ? [["", "all domains, mean"
 const runsOf = (data = table()) => DATA.runs.map((run, k) => ({ ...run, k })).filter((run) => run.data === data.data && run.protocol === data.protocol);
 
 function drawCurves() {
-  const column = $("curve-column").value, trial = +$("curve-trial").value, show = $("curve-show").value;
+  const column = $("curve-column").value, every = $("curve-trial").value === "" && $("curve-show").value === "", show = $("curve-show").value;
   const mdlt = table().protocol === "mdlt";
-  const chosen = table().choices.filter((choice) => choice.trial === trial && (mdlt || choice.column === column));
+  const trial = $("curve-trial").value === "" ? table().choices[0]?.trial : +$("curve-trial").value;
+  const chosen = table().choices.filter((choice) => (every || choice.trial === trial) && (mdlt || choice.column === column));
   const test = [], validation = [];
   const add = (run, name, strong, tone, stroke, mark) => {
     const curve = DATA.curves[run];
@@ -212,11 +229,46 @@ function drawCurves() {
   };
   const legend = $("curve-legend");
   clear(legend);
+  // The mean over trials at the steps that all of them evaluated, and the standard deviation around it.
+  const addMean = (name, choices) => {
+    const curves = choices.map((choice) => DATA.curves[choice.run]).filter(Boolean);
+    if (curves.length === 0) return;
+    const steps = curves[0].steps.filter((step) => curves.every((curve) => curve.steps.includes(step)));
+    const line = (value) => {
+      const points = [], band = [];
+      for (const step of steps) {
+        const values = curves.map((curve) => value(curve, curve.steps.indexOf(step))).filter((found) => Number.isFinite(found));
+        if (values.length < curves.length) continue;
+        const middle = 100 * mean(values), spread = 100 * Math.sqrt(mean(values.map((found) => (found - mean(values)) ** 2)));
+        points.push([step, middle]);
+        band.push([step, middle - spread, middle + spread]);
+      }
+      const strong = inFront().includes(name);
+      return { name: `${name}, mean of ${curves.length} trials`, strong, colour: colour(name), dash: strong ? pattern(name) : "", points, band: strong ? band : null };
+    };
+    const tested = (curve) => Object.keys(curve.test).filter((domain) => !mdlt || column === "" || domain === column);
+    if (curves.every((curve) => tested(curve).length)) test.push(line((curve, k) => mean(tested(curve).map((domain) => curve.test[domain][k] ?? NaN))));
+    validation.push(line((curve, k) => curve.validation[k] ?? NaN));
+  };
+  const others = (count) => count && legend.append(html("span", {}, html("i", { style: "border-color:var(--muted)" }), `${count} others: filter to see one in front`));
   if (show === "") {
-    for (const choice of chosen.filter((choice) => visible(choice.algorithm))) {
-      add(choice.run, choice.algorithm, true, colour(choice.algorithm), dash(choice.algorithm), choice.step);
-      legend.append(html("span", {}, html("i", { style: `border-color:${colour(choice.algorithm)};border-top-style:${dash(choice.algorithm) ? "dashed" : "solid"}` }), choice.algorithm));
+    for (const name of inFront()) {
+      const stroke = svg("svg", { class: "key", viewBox: "0 0 28 6", width: 28, height: 6 }, svg("line", { x1: 0, x2: 28, y1: 3, y2: 3, stroke: colour(name), "stroke-width": 2.4, "stroke-dasharray": pattern(name) || null }));
+      legend.append(html("span", {}, stroke, ` ${name}`));
     }
+  }
+  if (show === "" && every) {
+    const front = inFront(), behind = shown().filter((name) => !front.includes(name));
+    for (const name of [...behind, ...front.reverse()]) addMean(name, chosen.filter((choice) => choice.algorithm === name));
+    others(behind.length);
+  } else if (show === "") {
+    const front = inFront();
+    const last = (choice) => front.indexOf(choice.algorithm); // what is in front is drawn last
+    for (const choice of chosen.filter((choice) => visible(choice.algorithm)).sort((a, b) => last(a) - last(b))) {
+      const name = choice.algorithm, strong = front.includes(name);
+      add(choice.run, name, strong, strong ? colour(name) : "var(--muted)", strong ? pattern(name) : "", choice.step);
+    }
+    others(shown().length - front.length);
   } else {
     const winners = new Map(chosen.map((choice) => [choice.run, choice]));
     const own = runsOf().filter((run) => run.algorithm === show && run.trial === trial && (mdlt || run.heldOut === column));
@@ -229,7 +281,7 @@ function drawCurves() {
   const where = mdlt ? (column === "" ? "test parts, mean over domains" : `test part of ${column}`) : `unseen domain ${column}`;
   lines($("curve-test"), where[0].toUpperCase() + where.slice(1), test);
   lines($("curve-validation"), mdlt ? "Validation parts, mean over domains" : "Seen domains, validation parts", validation);
-  $("curve-note").textContent = "A ring marks the chosen checkpoint." + (DATA.curvesLeftOut ? ` Curves of ${DATA.curvesLeftOut.toLocaleString("en")} runs that were not chosen are left out to keep the page small.` : "");
+  $("curve-note").textContent = (every ? "Mean over trials of the chosen runs; the band is one standard deviation." : "A ring marks the chosen checkpoint.") + (DATA.curvesLeftOut ? ` Curves of ${DATA.curvesLeftOut.toLocaleString("en")} runs that were not chosen are left out to keep the page small.` : "");
 }
 
 // By value where values are many, on a logarithmic scale where they span it (0 then has a place of its own).
@@ -489,7 +541,8 @@ function drawChosen() {
 function fillControls() {
   const names = table().algorithms.map((name) => [name, name]);
   options($("curve-column"), columnsOf(), true);
-  options($("curve-trial"), [...new Set(table().choices.map((choice) => choice.trial))].map((trial) => [trial, trial]), true);
+  const trials = [...new Set(table().choices.map((choice) => choice.trial))];
+  options($("curve-trial"), [...(trials.length > 1 ? [["", "mean over trials"]] : []), ...trials.map((trial) => [trial, trial])], true);
   options($("curve-show"), [["", "chosen run of every algorithm"], ...names.map(([name]) => [name, `all draws of ${name}`])], true);
   const varied = names.filter(([name]) => DATA.hparams[name]?.length);
   options($("hp-algorithm"), varied.length ? varied : names, true);
@@ -503,6 +556,35 @@ function fillControls() {
 function drawAll() {
   applyFilter();
   for (const draw of [drawComparison, drawDomains, drawCurves, drawHyperparameters, drawCost, drawShots, drawClasses, drawConfusion, drawChosen]) draw();
+}
+
+// What is chosen on the page stands in its address, so that a link shows the same.
+const KEPT = ["which", "filter", "baseline", "curve-column", "curve-trial", "curve-show", "hp-algorithm", "hp-column", "hp-y", "run", "confusion-domain", "chosen-algorithm"];
+
+function keepState() {
+  const found = new URLSearchParams();
+  for (const id of KEPT) {
+    const control = $(id), first = control?.tagName === "SELECT" ? control.options[0]?.value : "";
+    if (control && control.value !== first) found.set(id, control.value);
+  }
+  const sorted = document.querySelector(".overview:not([hidden]) th[aria-sort]");
+  if (sorted) found.set("sort", `${sorted.textContent}.${sorted.getAttribute("aria-sort")}`);
+  history.replaceState(null, "", `#${found}`);
+}
+
+function restoreState() {
+  if (!location.hash.includes("=")) return; // the anchor of a section
+  const found = new URLSearchParams(location.hash.slice(1));
+  for (const id of KEPT) {
+    const control = $(id);
+    if (!control || !found.has(id)) continue;
+    if (control.tagName === "SELECT" && ![...control.options].some((option) => option.value === found.get(id))) continue;
+    control.value = found.get(id);
+    control.dispatchEvent(new Event(id === "filter" ? "input" : "change"));
+  }
+  const [name, order] = (found.get("sort") || "").split(/\.(?=[a-z]+$)/);
+  const heading = [...document.querySelectorAll(".overview:not([hidden]) thead th")].find((node) => node.textContent === name);
+  for (let k = 0; heading && k < 2 && heading.getAttribute("aria-sort") !== order; k++) heading.querySelector("button").click();
 }
 
 function start() {
@@ -534,6 +616,10 @@ function start() {
   }
   fillControls();
   drawAll();
+  restoreState();
+  addEventListener("hashchange", restoreState); // a link to this page, followed on it
+  for (const kind of ["change", "input"]) document.addEventListener(kind, keepState);
+  document.querySelectorAll("table.sortable thead button").forEach((button) => button.addEventListener("click", keepState));
   let width = innerWidth, timer;
   addEventListener("resize", () => {
     if (innerWidth === width) return; // a phone's bars come and go while scrolling

@@ -17,19 +17,21 @@ from rcalign.reports.tables import (
     averages_table,
     cell_of,
     metrics_table,
+    of_trials,
     published_figure,
     published_notes,
     signed,
 )
 
 
-def make_page(report: Report) -> str:
-    """The whole page as text."""
+def make_page(report: Report, reload_after: float | None = None) -> str:
+    """The whole page as text. reload_after: seconds after which the page asks for itself again, None for never."""
     files = resources.files("rcalign.reports.html")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string((files / "page.html").read_text())
     return template.render(
         report=report,
+        reload_after=reload_after,
         css=chart_style() + (files / "page.css").read_text(),
         js=chart_script() + (files / "page.js").read_text(),
         data=embedded(page_data(report)),
@@ -71,11 +73,11 @@ def overview(table: Results, report: Report) -> Overview:
     bold, ranks = leaders(table), mean_ranks([table])
     shades = {column: _shades(table, column) for column in table.columns}
     rows = []
-    for name in table.algorithms:
+    for name in by_average(table):
         cells = []
         for column in table.columns:
             figure = table.figures[name, column]
-            plain = cell_of(figure, (name, column) in bold)
+            plain = of_trials(figure, cell_of(figure, (name, column) in bold), len(table.figures[name, AVERAGE].values))
             printed = published_figure(table, name, column) if report.with_published else None
             cells.append(
                 OverviewCell(
@@ -97,7 +99,15 @@ def overview(table: Results, report: Report) -> Overview:
     header = (*table.columns, "mean rank", "seconds")
     notes = published_notes(table) if report.with_published else ()
     subtitle = f"protocol {table.protocol}, chosen by {table.rule.title}"
-    return Overview(table.data, subtitle, header, tuple(rows), notes, metrics_table(table))
+    return Overview(table.data, subtitle, header, tuple(rows), notes, metrics_table(table, by_average(table)))
+
+
+def by_average(table: Results) -> list[str]:
+    """Algorithms, the largest average first; those that lack it last, in the order of the tables."""
+    averages = {name: table.figures[name, AVERAGE] for name in table.algorithms}
+    return sorted(
+        averages, key=lambda name: (not averages[name].known, -averages[name].mean if averages[name].known else 0)
+    )
 
 
 def _published_only(table: Results) -> list[tuple[str, tuple[OverviewCell, ...], bool]]:
