@@ -30,6 +30,8 @@ from rcalign.interrupts import asked_to_stop
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, recompute_batch_norm
+from rcalign.training.fine_tuning import FineTuning
+from rcalign.training.options import differing
 from rcalign.training.scaling import GradientScale
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker
@@ -69,6 +71,7 @@ def fit(
 ) -> RunResult:
     """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result."""
     here = workers()
+    tuning = _fine_tuning(model, config)
     scale = GradientScale(model.optimizers.values()) if config.precision == "fp16" else None
     at = _restore(model, folder, averaging, scale) if resume and folder.state_file.exists() else _Progress()
     first_alone(lambda: folder.keep_records_until(at.step))
@@ -94,6 +97,8 @@ def fit(
             with autocast, contextlib.ExitStack() as stack:
                 for part in divided:
                     stack.enter_context(part)
+                if tuning is not None:
+                    tuning.before(at.step)
                 in_pieces = adds_up and config.accumulate > 1
                 logs = model.step_in_pieces(batch, config.accumulate) if in_pieces else model.step(batch)
             at.step += 1
@@ -134,6 +139,15 @@ def fit(
                 raise Interrupted(at.step)
         at.seconds = time.perf_counter() - started
         return _finish(model, task, folder, config, averaging, at, bar)
+
+
+def _fine_tuning(model: Algorithm, config: RunConfig) -> FineTuning | None:
+    """What the run changes about its optimizers; None where that is nothing."""
+    names = ("optimizer", "schedule", "warm_up", "layer_decay", "clip_gradient", "warm_up_head")
+    options = {name: getattr(config, name) for name in names}
+    if not differing(options):
+        return None
+    return FineTuning(model, steps=config.steps, **options)
 
 
 def _finish(

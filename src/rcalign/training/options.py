@@ -22,6 +22,7 @@ from rcalign.presets import PRESETS
 
 DEFAULT_ALGORITHM = "RC-Align"
 PROTOCOL, METHOD, NETWORK, COMPUTING = "Data and protocol", "Method", "Network", "Computing"
+TUNING = "Fine-tuning"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,9 @@ class Option:
     """What is known of a field of ``TrainOptions`` beside its type and default.
 
     help: one sentence. group: the heading it stands under in ``--help``. when_none: what None stands for. flag: its
-    name at the command line, where that is not the field's own. minimum, maximum, choices: its limits. in_plan: a
-    sweep file may set it. in_estimator: ``DomainClassifier`` takes it. decides: runs that differ in it are different
-    runs, so a folder is not resumed with another value.
+    name at the command line, where that is not the field's own. minimum, above, maximum, choices: its limits.
+    in_plan: a sweep file may set it. in_estimator: ``DomainClassifier`` takes it. decides: runs that differ in it are
+    different runs, so a folder is not resumed with another value.
     """
 
     help: str
@@ -39,6 +40,7 @@ class Option:
     when_none: str | None = None
     flag: str | None = None
     minimum: int | None = None
+    above: float | None = None
     maximum: int | None = None
     choices: tuple[str, ...] | None = None
     in_plan: bool = True
@@ -173,6 +175,31 @@ class TrainOptions:
             choices=("ema", "swa", "swad"),
         ),
     ] = None
+    optimizer: Annotated[
+        str,
+        Option(help="adamw takes weight decay off the weights themselves.", group=TUNING, choices=("adam", "adamw")),
+    ] = "adam"
+    schedule: Annotated[
+        str, Option(help="Of the learning rate over the run.", group=TUNING, choices=("constant", "cosine"))
+    ] = "constant"
+    warm_up: Annotated[
+        int, Option(help="Steps over which the learning rate rises to its full value.", group=TUNING, minimum=0)
+    ] = 0
+    layer_decay: Annotated[
+        float,
+        Option(
+            help="Factor of the learning rate from each layer to the one below it, such as 0.75; 1: none.",
+            group=TUNING,
+            above=0,
+            maximum=1,
+        ),
+    ] = 1.0
+    clip_gradient: Annotated[
+        float | None, Option(help="Longest gradient of an update.", group=TUNING, when_none="no limit", above=0)
+    ] = None
+    warm_up_head: Annotated[
+        int, Option(help="Steps in which only the head is trained (LP-FT).", group=TUNING, minimum=0)
+    ] = 0
     device: Annotated[
         str,
         Option(help="auto, cpu, cuda, cuda:1 or mps.", group=COMPUTING, in_plan=False, decides=False),
@@ -377,6 +404,8 @@ def checked(name: str, value: Any) -> Any:
         raise unknown(name, value, option.choices)
     if option.minimum is not None and value < option.minimum:
         raise InputError(f"`{name}` is {value}, but must be at least {option.minimum}.")
+    if option.above is not None and not value > option.above:
+        raise InputError(f"`{name}` is {value}, but must be more than {option.above}.")
     if option.maximum is not None and value > option.maximum:
         raise InputError(f"`{name}` is {value}, but must be at most {option.maximum}.")
     return value
