@@ -150,7 +150,7 @@ def open_images(dataset: Dataset, size: int, *, progress: bool = False) -> Image
     folder = cache_root() / "images" / key
     lengths = [min(per_shard, rows - start) for start in range(0, rows, per_shard)]
     if not _whole(folder, lengths, size):
-        with _locked(folder.with_suffix(".lock")):
+        with process_lock(folder.with_suffix(".lock"), "Another process is decoding these images: waiting for it."):
             if not _whole(folder, lengths, size):  # another process may have built it while this one waited
                 shutil.rmtree(folder, ignore_errors=True)
                 _build(dataset, folder, lengths, size, progress)
@@ -313,8 +313,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Holds a lock that the system lets go of when the process ends, however it ends."""
+def process_lock(
+    file: Path, waiting: str = "Another process is decoding these images: waiting for it."
+) -> Iterator[None]:
+    """Holds a lock that the system releases when the process ends, however it ends. waiting: said to who waits."""
     import fcntl
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -322,7 +324,7 @@ def _locked(file: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("Another process is decoding these images: waiting for it.", file=sys.stderr, flush=True)
+            print(waiting, file=sys.stderr, flush=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

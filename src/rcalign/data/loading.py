@@ -11,7 +11,8 @@ from rcalign.errors import InputError, unknown
 
 
 def load(data: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool = False) -> Dataset:
-    """A folder ``domain/class/image``, a CSV manifest, a table, an ``.npz`` file, or a registered name (``emoji``).
+    """A folder ``domain/class/image``, a CSV manifest, a table, an ``.npz`` file, a registered name (``emoji``) or an
+    address of the Hugging Face hub (``hf://OWNER/NAME``).
 
     A name may carry parameters: ``emoji-mlt:imbalance=20,order=3``. A name goes before a path; ``./emoji`` is the path.
     skip_bad: leave out files that are not whole images and list them in ``notes`` (each file is decoded once to find
@@ -23,6 +24,8 @@ def load(data: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool
         raise InputError("the name of the data is empty: give a folder, a file or the name of a data set.")
     if isinstance(data, str) and sources.is_name(text):
         return sources.load(text, skip_bad=skip_bad, progress=progress)
+    if isinstance(data, str) and sources.hub.is_address(text):
+        return sources.hub.load(text, skip_bad=skip_bad, progress=progress)
     file, roles = sources.table.divided(text)
     path = Path(file)
     if not path.exists():

@@ -18,7 +18,7 @@ import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import presets, registry
 from rcalign.data import loading
 from rcalign.data.source import Arrays, Dataset
-from rcalign.data.sources import named
+from rcalign.data.sources import hub, named
 from rcalign.data.splits import Splits
 from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
@@ -145,6 +145,8 @@ def located(data: str | Path) -> str:
     ('emoji', True)
     """
     text = os.fspath(data)
+    if hub.is_address(text):
+        return text
     if isinstance(data, Path) or not named.is_name(text):
         path, mark, columns = (text, "", "") if os.path.exists(text) else text.partition("?")  # of a table
         return os.path.abspath(path) + mark + columns

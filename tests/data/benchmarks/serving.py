@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,3 +117,56 @@ def _serve(handler: BaseHTTPRequestHandler, file: File) -> None:
         handler.close_connection = True
         handler.wfile.flush()
         handler.connection.shutdown(1)
+
+
+def hub(files: dict[str, bytes], repository: str) -> Callable[[Any], bool]:
+    """Answers what the clients of the Hugging Face hub ask of a data set."""
+    commit = "a" * 40
+
+    def answer(handler: Any) -> bool:
+        path = handler.path.split("?")[0]
+        if path.startswith(f"/api/datasets/{repository}"):
+            listing = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+            body: Any = {"id": repository, "sha": commit, "siblings": listing, "tags": [], "private": False}
+            if "/tree/" in path:
+                body = _tree(
+                    files, path.partition("/tree/")[2].partition("/")[2], "recursive=true" in handler.path.lower()
+                )
+                if not body:
+                    return False
+            _send(handler, json.dumps(body).encode(), "application/json", {})
+            return True
+        name = path.removeprefix(f"/datasets/{repository}/resolve/").removeprefix(f"{commit}/").removeprefix("main/")
+        if name in files:
+            content = files[name]
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+            _send(handler, content, "application/octet-stream", headers)
+            return True
+        return False
+
+    return answer
+
+
+def _tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """What lies in a folder, or in all folders below it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, content in files.items():
+        if folder and not name.startswith(f"{folder}/"):
+            continue
+        inside = name.removeprefix(f"{folder}/") if folder else name
+        path = name if recursive or "/" not in inside else name[: len(name) - len(inside)] + inside.partition("/")[0]
+        whole = path == name
+        oid = hashlib.sha1(content if whole else path.encode()).hexdigest()
+        found[path] = {"type": "file" if whole else "directory", "path": path, "size": len(content) * whole, "oid": oid}
+    return list(found.values())
+
+
+def _send(handler: Any, body: bytes, kind: str, headers: dict[str, str]) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Type", kind)
+    handler.send_header("Content-Length", str(len(body)))
+    for name, value in headers.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    if handler.command == "GET":
+        handler.wfile.write(body)

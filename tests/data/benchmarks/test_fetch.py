@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packing import pack
-from serving import File, Server, serving
+from serving import File, Server, hub, serving
 from test_prepare import parquet_of, tree
 
 from rcalign.data import load
@@ -197,48 +195,11 @@ def test_two_at_once(server: Server, archive: bytes, pictures: Path, own_root: P
 # --- the hub -----------------------------------------------------------------------------------------------------
 
 
-def hub(files: dict[str, bytes]) -> Any:
-    """Answers what the hub's client asks of a data set 'someone/pacs'."""
-    commit = "a" * 40
-
-    def answer(handler: Any) -> bool:
-        path = handler.path.split("?")[0]
-        if path.startswith("/api/datasets/someone/pacs"):
-            listing = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
-            tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-                for name, content in files.items()
-            ]
-            body = {"id": "someone/pacs", "sha": commit, "siblings": listing, "tags": [], "private": False}
-            _send(handler, json.dumps(tree if "/tree/" in path else body).encode(), "application/json", {})
-            return True
-        prefix = f"/datasets/someone/pacs/resolve/{commit}/"
-        if path.startswith(prefix) and path.removeprefix(prefix) in files:
-            content = files[path.removeprefix(prefix)]
-            headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
-            _send(handler, content, "application/octet-stream", headers)
-            return True
-        return False
-
-    return answer
-
-
-def _send(handler: Any, body: bytes, kind: str, headers: dict[str, str]) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Type", kind)
-    handler.send_header("Content-Length", str(len(body)))
-    for name, value in headers.items():
-        handler.send_header(name, value)
-    handler.end_headers()
-    if handler.command == "GET":
-        handler.wfile.write(body)
-
-
 def test_hub(pictures: Path, own_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the archive is gone, the hub's own client gets the parquet files."""
     pytest.importorskip("huggingface_hub", reason="the hub needs its own client")
     table = parquet_of(pictures / "PACS", tmp_path / "train-00000-of-00001.parquet", numbers=True).read_bytes()
-    answer = hub({"data/train-00000-of-00001.parquet": table, "README.md": b"# PACS"})
+    answer = hub({"data/train-00000-of-00001.parquet": table, "README.md": b"# PACS"}, "someone/pacs")
     with serving(answer=answer) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         done = fetch.fetch(at(server, "PACS.zip", hub="someone/pacs"), patience=QUICK)

@@ -61,7 +61,7 @@ def _rows_of_file(benchmark: Benchmark, file: Path, taken: Counter[tuple[str, st
                 raise InputError(f"'{file}' has the class {row[label]!r}, which {benchmark.name} does not have.")
             content, name = _content(row[image], file)
             taken[where, what] += 1
-            yield Spot(where, what, name or f"{taken[where, what]:06d}{_suffix(content)}"), content
+            yield Spot(where, what, name or f"{taken[where, what]:06d}{suffix_of(content)}"), content
 
 
 def _open(file: Path) -> Any:
@@ -132,7 +132,8 @@ def _content(value: Any, file: Path) -> tuple[bytes, str | None]:
     return content, name if name not in ("", ".", "..") else None
 
 
-def _suffix(content: bytes) -> str:
+def suffix_of(content: bytes) -> str:
+    """The ending of an image file, by its first bytes."""
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return ".webp"
     return next((suffix for start, suffix in SIGNATURES.items() if content.startswith(start)), ".jpg")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from rcalign.data.sources import arrays, benchmarks, emoji, folder, manifest, table
+from rcalign.data.sources import arrays, benchmarks, emoji, folder, hub, manifest, table
 from rcalign.data.sources.named import entries, is_name, load, looks_like_name, names, register
 from rcalign.extensions import import_entry_points
 
@@ -22,6 +22,7 @@ __all__ = [
     "emoji",
     "entries",
     "folder",
+    "hub",
     "is_name",
     "load",
     "looks_like_name",
