@@ -23,7 +23,7 @@ def in_words_of(message: str, word: Callable[[str], str]) -> str:
     return re.sub(r"`(\w+)(?:=([^`]*))?`", lambda found: " ".join(filter(None, (word(found[1]), found[2]))), message)
 
 
-NEAR = 0.6  # how alike names must be (difflib's ratio) for one to be suggested for the other
+NEAR = 0.55  # how alike names must be (difflib's ratio) for one to be suggested for the other
 
 
 class DivergedError(RuntimeError):

@@ -227,7 +227,7 @@ def refused(*words: str, **call) -> None:
 
 
 def test_unknown_names():
-    refused("unknown domain 'd9'", "did you mean", dataset=grid(), protocol="lodo", test_domains=["d9"], seed=0)
+    refused("unknown domain 'd9'", "Known: d0", dataset=grid(), protocol="lodo", test_domains=["d9"], seed=0)
     refused("unknown protocol", dataset=grid(), protocol="loda", test_domains=["d0"], seed=0)
 
 
