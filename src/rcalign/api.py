@@ -486,7 +486,7 @@ def sweep(
     from rcalign.store.sweep_folder import SweepFolder
     from rcalign.sweeps import plan_file
     from rcalign.sweeps.address import check_address
-    from rcalign.sweeps.plan import DataLook, expand
+    from rcalign.sweeps.plan import DataSummary, expand
 
     planned = plan_file.read(plan)
     if keep is not None:
@@ -504,18 +504,18 @@ def sweep(
     )
 
     @functools.cache
-    def look(data: str) -> DataLook:
+    def summarise(data: str) -> DataSummary:
         dataset = loading.load(planned.located(data), skip_bad=planned.settings.get("skip_bad", False))
-        return DataLook(dataset.domains, isinstance(dataset.content, Arrays))
+        return DataSummary(dataset.domains, isinstance(dataset.content, Arrays))
 
-    runs = expand(planned, look)
+    runs = expand(planned, summarise)
     if dry_run:
         entries = [planned.entry(run) for run in runs]
         return {"name": planned.name, "planned": len(runs), "runs": entries, **_forecast(entries, measured_by, workers)}
     for data in planned.data:  # domains that the file lists may be spelled otherwise in the data
         for name in dict.fromkeys(name for run in runs if run.data == data for name in run.test_domains):
-            if name not in look(data).domains:
-                raise unknown(f"domain of '{data}'", name, look(data).domains)
+            if name not in summarise(data).domains:
+                raise unknown(f"domain of '{data}'", name, summarise(data).domains)
     folder = SweepFolder(out if out is not None else Path("sweeps") / planned.name)
     stopped = run_on_ray.execute(planned, runs, folder, resources, retry_failed=retry_failed, progress=progress)
     return {**sweep_status(folder.path), "stopped": stopped}

@@ -14,8 +14,8 @@ from toy import batch, make, spec, vector_network
 def test_mixing_changes_training_but_not_the_network() -> None:
     model, plain = make("MixStyle", probability=1.0), make("MixStyle", probability=0.0)
     data = batch(0, images=True)
-    mixed = model.loss(model.checked(data)).loss
-    assert not torch.allclose(mixed, plain.loss(plain.checked(data)).loss)
+    mixed = model.loss(model.begin_step(data)).loss
+    assert not torch.allclose(mixed, plain.loss(plain.begin_step(data)).loss)
     assert all(not stage._forward_hooks for stage in model.featurizer.stages)
     assert model.state_dict().keys() == plain.state_dict().keys()
     assert torch.equal(model.predict(data.x), plain.predict(data.x))
@@ -24,14 +24,14 @@ def test_mixing_changes_training_but_not_the_network() -> None:
 def test_probability_zero_is_cross_entropy() -> None:
     model = make("MixStyle", probability=0.0)
     data = batch(0, images=True)
-    loss = model.loss(model.checked(data)).loss
+    loss = model.loss(model.begin_step(data)).loss
     assert torch.equal(loss, F.cross_entropy(model(data.x)[1], data.y))
 
 
 def test_one_sample_has_no_one_to_mix_with() -> None:
     model, plain = make("MixStyle", domains=1, probability=1.0), make("MixStyle", domains=1, probability=0.0)
     data = batch(0, (1,), domains=1, images=True)
-    ours, theirs = (m.loss(m.checked(data)).loss for m in (model, plain))
+    ours, theirs = (m.loss(m.begin_step(data)).loss for m in (model, plain))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rcalign.store.sweep_folder import SweepFolder
-from rcalign.sweeps.plan import DataLook, expand
+from rcalign.sweeps.plan import DataSummary, expand
 from rcalign.sweeps.plan_file import parse
 from rcalign.training import job
 from rcalign.training.options import options_from
@@ -35,7 +35,7 @@ def train_sweep(folder: Path, **plan: object) -> Path:
     data = write_rows(folder.parent / "rows.npz")
     values = {"data": str(data), "preset": "arrays", "steps": 6, "evaluate_every": 2, **plan}
     sweep = parse(values, name="tiny")
-    runs = expand(sweep, lambda _: DataLook(tuple(DOMAINS), True))
+    runs = expand(sweep, lambda _: DataSummary(tuple(DOMAINS), True))
     entries = [sweep.entry(run) for run in runs]
     layout = SweepFolder(folder)
     folder.mkdir()

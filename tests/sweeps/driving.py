@@ -19,7 +19,7 @@ import numpy as np
 from rcalign.checkpoints import load_state
 from rcalign.data.source import Dataset
 from rcalign.store.sweep_folder import SweepFolder
-from rcalign.sweeps.plan import DataLook, PlannedRun, Sweep, expand
+from rcalign.sweeps.plan import DataSummary, PlannedRun, Sweep, expand
 from rcalign.sweeps.plan_file import parse
 from rcalign.sweeps.run_on_ray import Resources, execute
 from rcalign.training import job
@@ -74,7 +74,7 @@ def planned(values: dict[str, Any], base: Path) -> tuple[Sweep, tuple[PlannedRun
         **values,
     }
     sweep = parse(plan, base=base)
-    return sweep, expand(sweep, lambda data: DataLook(DOMAINS, arrays=True))
+    return sweep, expand(sweep, lambda data: DataSummary(DOMAINS, arrays=True))
 
 
 def drive(values: dict[str, Any], folder: Path, *, retry_failed: bool = False, **resources: Any) -> str | None:

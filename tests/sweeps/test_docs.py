@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rcalign.sweeps.plan import DataLook, Sweep, expand
+from rcalign.sweeps.plan import DataSummary, Sweep, expand
 from rcalign.sweeps.plan_file import _KEYS, parse, read, recipes
 
 PAGE = Path(__file__).parents[2] / "docs" / "sweeps.md"
@@ -17,7 +17,7 @@ PLANS = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
 
 @pytest.mark.parametrize("text", PLANS)
 def test_a_plan_of_the_page_expands(text: str) -> None:
-    assert expand(parse(tomllib.loads(text)), lambda data: DataLook(("a", "b", "c"), arrays=True))
+    assert expand(parse(tomllib.loads(text)), lambda data: DataSummary(("a", "b", "c"), arrays=True))
 
 
 def test_every_key_is_explained() -> None:

@@ -17,7 +17,7 @@ from rcalign.data.benchmarks import facts
 from rcalign.errors import InputError
 from rcalign.spaces import Choice, LogUniform, Uniform
 from rcalign.sweeps.plan import (
-    DataLook,
+    DataSummary,
     EarlyStopping,
     PlannedRun,
     Sweep,
@@ -177,7 +177,7 @@ def test_a_method_of_two_stages_searches_both() -> None:
 
 
 def test_the_usual_preset_goes_by_the_data_as_in_train() -> None:
-    looks = {"rows": DataLook(("a", "b"), arrays=True), "photos": DataLook(("a", "b"), arrays=False)}
+    looks = {"rows": DataSummary(("a", "b"), arrays=True), "photos": DataSummary(("a", "b"), arrays=False)}
     sweep = parse({"data": ["rows", "photos"], "algorithms": "ERM"})
     assert {run.data: run.preset for run in expand(sweep, looks.__getitem__)} == {"rows": "arrays", "photos": "default"}
     frozen = parse({"data": "photos", "algorithms": "ERM", "freeze_backbone": True})

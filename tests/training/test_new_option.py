@@ -30,7 +30,7 @@ from rcalign import api, cli
 from rcalign.errors import InputError
 from rcalign.estimator import DomainClassifier
 from rcalign.store.run_folder import read_config
-from rcalign.sweeps.plan import DataLook, expand
+from rcalign.sweeps.plan import DataSummary, expand
 from rcalign.sweeps.plan_file import parse
 from rcalign.training.options import options_from
 
@@ -41,7 +41,7 @@ try:
 except SystemExit as end:
     assert not end.code
 plan = parse({"data": "rows.npz", "algorithms": "ERM", "look_twice": 6, "test_domains": ["0"]})
-(planned,) = expand(plan, lambda data: DataLook(("0", "1", "2"), True))
+(planned,) = expand(plan, lambda data: DataSummary(("0", "1", "2"), True))
 try:
     parse({"data": "rows.npz", "algorithms": "ERM", "look_twice": 0})
     refused = ""

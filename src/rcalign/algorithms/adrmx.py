@@ -105,7 +105,7 @@ class ADRMX(Algorithm):
         return [self.featurizer, self.domain_featurizer]
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         turns = self.hparams.discriminator_steps
         if (self.steps_done + 1) % (1 + turns) < turns:
             with torch.no_grad():

@@ -43,7 +43,7 @@ class ANDMask(Algorithm):
     Hparams = MaskHparams
 
     def step(self, batch: Batch) -> Logs:
-        risks, gradients = domain_gradients(self, self.checked(batch))
+        risks, gradients = domain_gradients(self, self.begin_step(batch))
         self.optimizer.zero_grad(set_to_none=True)
         for parameter, each in gradients.items():
             parameter.grad = self.masked(torch.stack(each))

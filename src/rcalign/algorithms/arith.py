@@ -50,7 +50,7 @@ class Arith(Algorithm):
         self._look_ahead = LookAhead(self)
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         domains = batch.num_domains
         weights = mean_point_weights(domains) if self.hparams.weighting == "mean_point" else (1.0,) * domains
         parameters = [p for p in self.parameters() if p.requires_grad]

@@ -144,13 +144,13 @@ class Algorithm(nn.Module):
 
     def step(self, batch: Batch) -> Logs:
         """One update. Returns numbers to log; the keys are the same at every step."""
-        output = self.loss(self.checked(batch))
+        output = self.loss(self.begin_step(batch))
         self.descend(output.loss)
         return {"loss": output.loss.detach(), **output.logs}
 
     def step_in_pieces(self, batch: Batch, pieces: int) -> Logs:
         """The same update as ``step`` with the memory of one piece; for algorithms with the trait ``row_losses``."""
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor | float] = {}
         for part in batch.pieces(pieces):
@@ -229,8 +229,8 @@ class Algorithm(nn.Module):
         self.optimizers[optimizer].step()
         self.steps_done += 1
 
-    def checked(self, batch: Batch) -> Batch:
-        """The batch, once it is sure that every source domain is in it; sets training mode."""
+    def check_batch(self, batch: Batch) -> None:
+        """Raises an ``InputError`` unless every source domain is in the batch."""
         if len(batch.sizes) != self.spec.num_domains:
             raise InputError(
                 f"the batch has {len(batch.sizes)} domains, but there are {self.spec.num_domains} source domains."
@@ -238,6 +238,10 @@ class Algorithm(nn.Module):
         for name, size in zip(self.spec.domains, batch.sizes, strict=True):
             if size == 0:
                 raise InputError(f"the batch has no samples of domain '{name}': every source domain must be in it.")
+
+    def begin_step(self, batch: Batch) -> Batch:
+        """Checks the batch, switches to training mode, and returns the batch. The first call of every ``step``."""
+        self.check_batch(batch)
         self.train()
         return batch
 

@@ -114,7 +114,7 @@ class DANN(Algorithm):
         }
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         turns = self.hparams.discriminator_steps
         if (self.steps_done + 1) % (1 + turns) < turns:
             with torch.no_grad():

@@ -45,10 +45,10 @@ class Encoded(Algorithm):
         hidden = self.encode_norm(self.encode_in(super().features(x))).relu()
         return self.encode_out(self.dropped(hidden, DROPOUT) if self.training else hidden)
 
-    def checked(self, batch: Batch) -> Batch:
+    def check_batch(self, batch: Batch) -> None:
         if len(batch) < 2:
             raise InputError(
                 f"{self.name} trains a batch norm layer, which needs at least two samples, but the batch has "
                 f"{len(batch)}: raise batch_size."
             )
-        return super().checked(batch)
+        super().check_batch(batch)

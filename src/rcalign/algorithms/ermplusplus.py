@@ -106,7 +106,7 @@ class ERMPlusPlus(Algorithm):
         self._lowest, self._without = state["lowest"], int(state["without"])
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         warming_up = self.steps_done < self.hparams.warm_up_steps
         with torch.set_grad_enabled(not warming_up):  # the features stand still: no pass back through them
             features = self.features(batch.x)

@@ -43,7 +43,7 @@ class Fish(Algorithm):
         self._theta: list[Tensor] = []
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         phi = [p.detach() for group in self.optimizer.param_groups for p in group["params"]]
         if not self._theta or self._theta[0].device != phi[0].device:
             self._theta = [torch.empty_like(p) for p in phi]

@@ -76,7 +76,7 @@ class GMDG(MIRO):
         return {"main": main, "labels": self.adam(self.label_layers.parameters(), lr=fast)}
 
     def step(self, batch: Batch) -> Logs:
-        h, batch = self.hparams, self.checked(batch)
+        h, batch = self.hparams, self.begin_step(batch)
         features, logits, maps = self.forward_with_maps(batch.x)
         ce = F.cross_entropy(logits, batch.y)
         prior, conditional, across = (features.new_zeros(()) for _ in range(3))

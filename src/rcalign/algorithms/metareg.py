@@ -85,7 +85,7 @@ class MetaRegRegulariser(Algorithm):
         return {"main": self.adam(network), "regulariser": self.adam([self.strength], weight_decay=0.0)}
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         features = self.features(batch.x)
         z, y = batch.split(features), batch.split(batch.y)
         heads = self.heads

@@ -94,7 +94,7 @@ class MLDG(Algorithm):
         return [((i,), (test[k % len(test)],)) for k, i in enumerate(train)]
 
     def step(self, batch: Batch) -> Logs:
-        h, batch = self.hparams, self.checked(batch)
+        h, batch = self.hparams, self.begin_step(batch)
         share = 1.0 if h.episodes == "joint" else 1.0 / batch.num_domains
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.optimizer.zero_grad(set_to_none=True)

@@ -85,7 +85,7 @@ class MLIR(Algorithm):
         return optimizers
 
     def step(self, batch: Batch) -> Logs:
-        h, batch = self.hparams, self.checked(batch)
+        h, batch = self.hparams, self.begin_step(batch)
         features, logits = self(batch.x)
         ce = F.cross_entropy(logits, batch.y)
         trained = [p for p in self.featurizer.parameters() if p.requires_grad]

@@ -140,7 +140,7 @@ class RCAlign(Algorithm):
             self.register_buffer("log_prior", log_prior(counts) - expected)
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         if not self.hparams.meta:
             features, logits = self(batch.x)
             mu, present = self._centroids(features, batch)

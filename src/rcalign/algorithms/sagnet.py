@@ -72,7 +72,7 @@ class SagNet(Algorithm):
         return torch.from_numpy(self.rng.random((rows, 1))), torch.from_numpy(self.rng.permutation(rows))
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         three = self.hparams.updates == "three"
         plain = self.featurizer(batch.x)
         features = self._dropped(plain)

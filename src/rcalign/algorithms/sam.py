@@ -43,7 +43,7 @@ class SAM(Algorithm):
         self._look_ahead = LookAhead(self)
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(self(batch.x)[1], batch.y)
         loss.backward()

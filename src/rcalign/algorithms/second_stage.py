@@ -41,10 +41,10 @@ class SecondStage(Algorithm):
         self.featurizer.load_state_dict(given)
         self.stage_one_loaded.fill_(True)
 
-    def checked(self, batch: Batch) -> Batch:
+    def check_batch(self, batch: Batch) -> None:
         if not self.stage_one_loaded:
             raise InputError(
                 f"{self.name} starts from the features of a finished {self.traits.stage_one} run, but got none: run "
                 f"{self.traits.stage_one} first and pass its weights to start_from (the train command does both)."
             )
-        return super().checked(batch)
+        super().check_batch(batch)

@@ -65,13 +65,13 @@ class SelfReg(Algorithm):
         )
         self.project.requires_grad_(self.hparams.train_projection)
 
-    def checked(self, batch: Batch) -> Batch:
+    def check_batch(self, batch: Batch) -> None:
         if len(batch) < 2:
             raise InputError(
                 f"{self.name} trains a batch norm layer, which needs at least two samples, but the batch has "
                 f"{len(batch)}: raise batch_size."
             )
-        return super().checked(batch)
+        super().check_batch(batch)
 
     def draw_share(self) -> float:
         """lam of a step."""

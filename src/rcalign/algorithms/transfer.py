@@ -73,7 +73,7 @@ class Transfer(Algorithm):
         return {"main": self.adam(trained)}
 
     def step(self, batch: Batch) -> Logs:
-        batch = self.checked(batch)
+        batch = self.begin_step(batch)
         risk = F.cross_entropy(self(batch.x)[1], batch.y)
         self.descend(risk)  # (1)
         gap = self._gap(self.features_by_domain(batch), batch)

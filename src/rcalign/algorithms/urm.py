@@ -111,7 +111,7 @@ class URM(Algorithm):
         return targets[0], targets[1]
 
     def step(self, batch: Batch) -> Logs:
-        h, batch = self.hparams, self.checked(batch)
+        h, batch = self.hparams, self.begin_step(batch)
         features, logits = self(batch.x)
         risk = F.cross_entropy(logits, batch.y)
         adversary = taken_for_noise(self.discriminator(features))

@@ -115,21 +115,21 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class DataLook:
+class DataSummary:
     """What a plan needs to know of a data set. arrays: rows or series, not images."""
 
     domains: tuple[str, ...]
     arrays: bool
 
 
-def _no_look(data: str) -> DataLook:
+def _no_summary(data: str) -> DataSummary:
     raise InputError(f"the plan needs the domains of '{data}': list them under [domains], or name a preset too.")
 
 
-def expand(sweep: Sweep, look: Callable[[str], DataLook] = _no_look) -> tuple[PlannedRun, ...]:
+def expand(sweep: Sweep, summarise: Callable[[str], DataSummary] = _no_summary) -> tuple[PlannedRun, ...]:
     """All runs of a sweep; of a "tune-then-repeat" sweep those of the search.
 
-    look: asked for a data set whose domains the file does not list, or for which it names no preset.
+    summarise: asked for a data set whose domains the file does not list, or for which it names no preset.
 
     >>> sweep = Sweep(name="", base=Path(), data=("pacs",), algorithms=("ERM",), draws=2, seeds=(0, 1, 2),
     ...               settings={"preset": "domainbed"}, domains={"pacs": ("art", "cartoon")})
@@ -143,7 +143,7 @@ def expand(sweep: Sweep, look: Callable[[str], DataLook] = _no_look) -> tuple[Pl
     runs: dict[str, PlannedRun] = {}
     for data in sweep.data:
         for label in sweep.algorithms:
-            for run in _expand_pair(sweep, data, label, look, drawn):
+            for run in _expand_pair(sweep, data, label, summarise, drawn):
                 before = runs.setdefault(run.id, run)
                 if before.label != run.label:
                     raise InputError(
@@ -153,12 +153,16 @@ def expand(sweep: Sweep, look: Callable[[str], DataLook] = _no_look) -> tuple[Pl
 
 
 def _expand_pair(
-    sweep: Sweep, data: str, label: str, look: Callable[[str], DataLook], drawn: dict[tuple[Any, ...], dict[str, Any]]
+    sweep: Sweep,
+    data: str,
+    label: str,
+    summarise: Callable[[str], DataSummary],
+    drawn: dict[tuple[Any, ...], dict[str, Any]],
 ) -> Iterable[PlannedRun]:
     """The runs of one data set and one algorithm: by seed, then by test domains, then by draw."""
     settings = _settings_of(sweep, data, label)
     entry = registry.get(settings.get("algorithm", label))
-    preset = _preset(settings, lambda: look(data))
+    preset = _preset(settings, lambda: summarise(data))
     protocol = settings.get("protocol") or preset.protocol
     options: dict[str, Any] = {
         "steps": preset.steps,
@@ -169,7 +173,7 @@ def _expand_pair(
         raise InputError(f"{label} works on images, but freeze_backbone gives it features: leave one of them out.")
     fixed, search = settings.get("hparams", {}), settings.get("search", {})
     space = (entry.name, preset.name, json.dumps(fixed, sort_keys=True), repr(search))
-    held_out_sets = _held_out_sets(sweep, data, protocol, settings, look)
+    held_out_sets = _held_out_sets(sweep, data, protocol, settings, summarise)
     by_trial = sweep.seed_rule == DOMAINBED
     for seed in sweep.seeds if by_trial else sweep.search_seeds:
         for held_out, companion in held_out_sets.items():
@@ -227,23 +231,23 @@ def _settings_of(sweep: Sweep, data: str, label: str) -> dict[str, Any]:
     return merged
 
 
-def _preset(settings: Mapping[str, Any], look: Callable[[], DataLook]) -> Preset:
-    """The preset of the file; without one the data are looked at."""
+def _preset(settings: Mapping[str, Any], summarise: Callable[[], DataSummary]) -> Preset:
+    """The preset that the file names; without one, that of the kind of data."""
     name = settings.get("preset")
     return presets.choose(
-        name, arrays=name is None and look().arrays, freeze_backbone=settings.get("freeze_backbone", False)
+        name, arrays=name is None and summarise().arrays, freeze_backbone=settings.get("freeze_backbone", False)
     )
 
 
 def _held_out_sets(
-    sweep: Sweep, data: str, protocol: str, settings: Mapping[str, Any], look: Callable[[str], DataLook]
+    sweep: Sweep, data: str, protocol: str, settings: Mapping[str, Any], summarise: Callable[[str], DataSummary]
 ) -> dict[tuple[str, ...], bool]:
     """What is held out, in order -> whether only as a companion."""
     if protocol in ("mdlt", "wilds"):
         if "test_domains" in settings or settings.get("pairs"):
             raise InputError(f"protocol {protocol} says which domains are tested: leave test_domains and pairs out.")
         return {(): False}
-    domains = sweep.domains.get(data) or look(data).domains
+    domains = sweep.domains.get(data) or summarise(data).domains
     given = settings.get("test_domains", "each")
     asked = [(name,) for name in domains] if given == "each" else given
     for held_out in asked:

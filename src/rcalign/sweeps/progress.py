@@ -14,7 +14,7 @@ LINE_EVERY = 30.0  # seconds, where there is no terminal to draw in
 
 
 @dataclass(frozen=True)
-class Standing:
+class SweepProgress:
     """Numbers of runs; best: the largest validation accuracy so far and whose it is; seconds_left: None if unknown.
 
     first: what is computed now, once for all runs, before they can train."""
@@ -30,7 +30,7 @@ class Standing:
 
     def __str__(self) -> str:
         """
-        >>> str(Standing(10, 4, 2, 1, 0, "ERM 84.0 %", 3660))
+        >>> str(SweepProgress(10, 4, 2, 1, 0, "ERM 84.0 %", 3660))
         '2 running, 1 failed, best ERM 84.0 %, 1 h 1 min left'
         """
         pieces = [f"{self.running} running", f"{self.failed} failed"]
@@ -68,21 +68,21 @@ class Board:
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[standing]}"),
+            TextColumn("{task.fields[progress]}"),
             console=self.console,
             refresh_per_second=2,
             disable=not self._draws,
         )
-        self._task = self._bar.add_task(name, total=None, standing="")
+        self._task = self._bar.add_task(name, total=None, progress="")
         self._printed = 0.0
 
-    def show(self, standing: Standing) -> None:
+    def show(self, progress: SweepProgress) -> None:
         self._bar.update(
-            self._task, total=standing.planned, completed=standing.finished, standing=str(standing), refresh=False
+            self._task, total=progress.planned, completed=progress.finished, progress=str(progress), refresh=False
         )
         if self._prints and time.monotonic() - self._printed > LINE_EVERY:
             self._printed = time.monotonic()
-            self.say(f"{self._name}: {standing.finished}/{standing.planned} done, {standing}")
+            self.say(f"{self._name}: {progress.finished}/{progress.planned} done, {progress}")
 
     def say(self, line: str) -> None:
         """A line that stays, above the bar."""

@@ -39,15 +39,15 @@ from rcalign.store.run_folder import RunFolder
 from rcalign.store.sweep_folder import PlanEntry, SweepFolder, describe_entry
 from rcalign.sweeps.address import last_line
 from rcalign.sweeps.plan import TUNE_THEN_REPEAT, PlannedRun, Sweep, hopeless, repeats
-from rcalign.sweeps.progress import Board, Standing
+from rcalign.sweeps.progress import Board, SweepProgress
 from rcalign.training import job
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import options_from
 
 ATTEMPTS = 3  # of a run whose process dies
 LAST_LINES = 20
-POLL = 0.5  # seconds between looks at what runs
-LOOK_EVERY = 2.0  # seconds between looks into the folders of what runs
+POLL = 0.5  # seconds between two polls of Ray
+CHECK_EVERY = 2.0  # seconds between two checks of the folders of runs
 STOP_WITHIN = 30.0  # seconds for runs to save their state
 OBJECT_STORE = 100 * 2**20  # bytes: results are small
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -56,7 +56,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     """Where and how much at once. address: of a Ray cluster (see ``address.py``), None for this machine. workers: at
-    most so many runs at once, None for as many as fit. stalled_after: seconds without a sign of life after which a run
+    most so many runs at once, None for as many as fit. stalled_after: seconds without a heartbeat after which a run
     counts as hung."""
 
     address: str | None = None
@@ -97,7 +97,7 @@ def execute(
             driver = _Driver(sweep, search, folder, resources, board)
             if not driver.plan_more():
                 return None
-            board.show(driver.standing())
+            board.show(driver.progress())
             with connected(resources), asked_to_stop() as stopped:
                 return driver.drive(stopped)
 
@@ -106,13 +106,17 @@ def execute(
 
 
 @dataclass
-class _Flight:
-    """A run that was handed to Ray. asked: why it was asked to end, if it was."""
+class _InFlight:
+    """A run that was submitted to Ray.
+
+    last_heartbeat: when it last wrote a file; heartbeat_seen: when that was noticed, by this machine's clock.
+    stop_cause: why it was told to stop ("hung", "hopeless"), if it was.
+    """
 
     entry: PlanEntry
-    sign: float = -1.0
-    signed: float = 0.0
-    asked: str = ""
+    last_heartbeat: float = -1.0
+    heartbeat_seen: float = 0.0
+    stop_cause: str = ""
 
 
 class _Driver:
@@ -128,7 +132,7 @@ class _Driver:
         self.resources, self.board = resources, board
         self.entries: dict[str, PlanEntry] = {}
         self.queue: deque[PlanEntry] = deque()
-        self.flying: dict[Any, _Flight] = {}
+        self.in_flight: dict[Any, _InFlight] = {}
         self.attempts: Counter[str] = Counter()
         self.failed = set(folder.failures())
         if sweep.early_stopping is None:  # what an earlier plan gave up goes on
@@ -145,10 +149,10 @@ class _Driver:
         self.failed -= self.validation.keys()
         self.given_up -= self.validation.keys()
         self.slots = self.fit = 1
-        self.running = 0  # at the last look; where a run ended since, Ray has begun another
+        self.running = 0  # at the last check; where a run ended since, Ray has begun another
         self.curves: dict[str, list[tuple[int, float]]] = {}
         self.stop_reason: str | None = None
-        self._looked = self._counted = -1e9
+        self._checked_at = self._counted = -1e9
 
     def plan_more(self) -> bool:
         """Queues what is planned and neither done nor failed: the search, then the repetitions of its winners."""
@@ -167,55 +171,57 @@ class _Driver:
         )
         device = "auto" if self.resources.gpus_per_run > 0 else "cpu"
         try:
-            while self.queue or self.flying:
+            while self.queue or self.in_flight:
                 self._count_slots()
-                while self.queue and len(self.flying) < self._at_once():
+                while self.queue and len(self.in_flight) < self._at_once():
                     entry = self.queue.popleft()
                     ref = work.remote(dict(entry), str(self.folder.path.resolve()), self.resources, device)
-                    self.flying[ref] = _Flight(entry)
+                    self.in_flight[ref] = _InFlight(entry)
                 self._collect(POLL)
-                self._look()
-                self.board.show(self.standing())
+                self._check_runs()
+                self.board.show(self.progress())
                 if stopped.is_set():
                     self.stop_reason = "stopped"
                 if self.stop_reason is not None:
                     break
-                if not self.queue and not self.flying and self.plan_more():
+                if not self.queue and not self.in_flight and self.plan_more():
                     self.folder.write_plan(self.sweep.name, self.sweep.seed_rule, list(self.entries.values()))
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             self.stop_reason = _no_room(error)
         except RayError as error:
-            self.flying.clear()
+            self.in_flight.clear()
             self.stop_reason = f"the connection to Ray was lost ({last_line(str(error))})"
         finally:
-            self._land()
-        self.board.show(self.standing())
+            self._stop_all()
+        self.board.show(self.progress())
         return self.stop_reason
 
     def _at_once(self) -> int:
-        """How many runs Ray is given: some in reserve, so that no slot waits for the driver, unless Ray has, or may
-        come to have, more slots than the workers asked for."""
-        asked = self.resources
-        kept_by_ray = asked.workers is None or (asked.address is None and self.slots == self.fit)
-        return 2 * self.slots if kept_by_ray else self.slots
+        """How many runs to keep submitted: twice what runs at once, so that a free slot never waits for the driver.
 
-    def standing(self) -> Standing:
+        Only as many as run at once where Ray itself would run more than ``workers`` of them.
+        """
+        limits = self.resources
+        ray_keeps_the_limit = limits.workers is None or (limits.address is None and self.slots == self.fit)
+        return 2 * self.slots if ray_keeps_the_limit else self.slots
+
+    def progress(self) -> SweepProgress:
         known = [run for run in self.entries if run in self.validation]
         best = max(known, key=lambda run: self.validation[run], default=None)
         leader = "" if best is None else f"{self.entries[best]['label']} {100 * self.validation[best]:.1f} % validation"
-        left = len(self.queue) + len(self.flying)
+        left = len(self.queue) + len(self.in_flight)
         mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
-        return Standing(
+        return SweepProgress(
             planned=len(self.entries),
             finished=len(known),
-            running=min(self.running, len(self.flying)),
+            running=min(self.running, len(self.in_flight)),
             failed=len(self.failed & self.entries.keys()),
             given_up=len(self.given_up & self.entries.keys()),
             best=leader,
             seconds_left=None if mean is None else mean * left / self.slots,
-            first="; ".join(map(str, features.underway())) if self.flying else "",
+            first="; ".join(map(str, features.underway())) if self.in_flight else "",
         )
 
     def _count_slots(self) -> None:
@@ -224,52 +230,50 @@ class _Driver:
             return
         self._counted = time.monotonic()
         self.fit = fit = sum(_fitting(node["Resources"], self.resources) for node in ray.nodes() if node["Alive"])
-        if fit == 0 and self._looked < 0:
+        if fit == 0 and self._checked_at < 0:
             self.board.say("no node of the cluster has room for a run yet: waiting for one")
         self.slots = max(1, min(fit, self.resources.workers or fit))
 
     def _collect(self, wait: float) -> None:
-        if not self.flying:
+        if not self.in_flight:
             return
-        ready, _ = ray.wait(list(self.flying), num_returns=1, timeout=wait)
+        ready, _ = ray.wait(list(self.in_flight), num_returns=1, timeout=wait)
         if ready:
-            ready, _ = ray.wait(list(self.flying), num_returns=len(self.flying), timeout=0)
+            ready, _ = ray.wait(list(self.in_flight), num_returns=len(self.in_flight), timeout=0)
         for ref in ready:
-            flight = self.flying.pop(ref)
-            self._settle(flight, _outcome(ref))
+            task = self.in_flight.pop(ref)
+            self._settle(task, _outcome(ref))
 
-    def _settle(self, flight: _Flight, outcome: Mapping[str, Any]) -> None:
+    def _settle(self, task: _InFlight, outcome: Mapping[str, Any]) -> None:
         """What became of a run goes into the folder."""
-        run, end = flight.entry["id"], outcome["end"]
+        run, end = task.entry["id"], outcome["end"]
         if end == "finished":
             self.folder.clear_failure(run)
             self.validation[run] = outcome["validation"]
             self.seconds.append(outcome["seconds"])
         elif end == "no room":
             self.stop_reason = outcome["error"]
-            self.queue.appendleft(flight.entry)
-        elif flight.asked == "hopeless":
+            self.queue.appendleft(task.entry)
+        elif task.stop_cause == "hopeless":
             records = self.folder.run(run).records()
             best = max((record.validation for record in records), default=0.0)
             self.folder.give_up(run, records[-1].step if records else 0, best)
             self.given_up.add(run)
-        elif flight.asked == "hung":
+        elif task.stop_cause == "hung":
             quiet = f"it wrote nothing for {self.resources.stalled_after:g} seconds and was stopped"
-            self._fail(flight.entry, "hung", quiet, [quiet, self._last_known(run)])
+            self._fail(task.entry, "hung", quiet, [quiet, self._last_known(run)])
         elif end == "failed":
-            self._fail(flight.entry, outcome["kind"], outcome["error"], outcome["last_lines"])
+            self._fail(task.entry, outcome["kind"], outcome["error"], outcome["last_lines"])
         elif end == "died":
             self.attempts[run] += 1
             if self.attempts[run] < ATTEMPTS:
-                self.board.say(
-                    f"the process of {describe_entry(flight.entry)} died: it goes on from its last checkpoint"
-                )
-                self.queue.appendleft(flight.entry)
+                self.board.say(f"the process of {describe_entry(task.entry)} died: it goes on from its last checkpoint")
+                self.queue.appendleft(task.entry)
             else:
                 error = f"its process died {ATTEMPTS} times (out of memory?)"
-                self._fail(flight.entry, "died", error, [*outcome["last_lines"], self._last_known(run)])
+                self._fail(task.entry, "died", error, [*outcome["last_lines"], self._last_known(run)])
         else:  # interrupted, not by us: it has not had its turn yet
-            self.queue.appendleft(flight.entry)
+            self.queue.appendleft(task.entry)
 
     def _fail(self, entry: PlanEntry, kind: str, error: str, last_lines: Sequence[str]) -> None:
         self.folder.fail(entry["id"], kind, error, last_lines)
@@ -280,26 +284,26 @@ class _Driver:
         records = self.folder.run(run).records()
         return f"last evaluation: step {records[-1].step}" if records else "it had not been evaluated yet"
 
-    def _look(self) -> None:
-        """Looks after what runs: whether it still lives, and whether it is worth going on."""
+    def _check_runs(self) -> None:
+        """Stops runs that hang, and draws that early stopping gives up."""
         now = time.monotonic()
-        if now - self._looked < LOOK_EVERY:
+        if now - self._checked_at < CHECK_EVERY:
             return
-        self._looked = now
+        self._checked_at = now
         running = self.folder.running()
-        self.running = sum(flight.entry["id"] in running for flight in self.flying.values())
-        for ref, flight in self.flying.items():
-            run = flight.entry["id"]
-            if run not in running or flight.asked:
+        self.running = sum(task.entry["id"] in running for task in self.in_flight.values())
+        for ref, task in self.in_flight.items():
+            run = task.entry["id"]
+            if run not in running or task.stop_cause:
                 continue
-            sign = self.folder.last_heartbeat(run)
-            if sign != flight.sign:
-                flight.sign, flight.signed = sign, now
-            if now - flight.signed > self.resources.stalled_after:
-                flight.asked = "hung"
+            heartbeat = self.folder.last_heartbeat(run)
+            if heartbeat != task.last_heartbeat:
+                task.last_heartbeat, task.heartbeat_seen = heartbeat, now
+            if now - task.heartbeat_seen > self.resources.stalled_after:
+                task.stop_cause = "hung"
                 _kill(ref, running[run])
-            elif self.sweep.early_stopping is not None and self._hopeless(flight.entry):
-                flight.asked = "hopeless"
+            elif self.sweep.early_stopping is not None and self._hopeless(task.entry):
+                task.stop_cause = "hopeless"
                 ray.cancel(ref)
 
     def _hopeless(self, entry: PlanEntry) -> bool:
@@ -316,20 +320,20 @@ class _Driver:
         curve = _curve(self.folder.run(entry["id"]))
         return hopeless(self.sweep.early_stopping, curve, [self.curves[run] for run in peers])
 
-    def _land(self) -> None:
-        """Asks all that runs to save its state and end, and waits for it."""
+    def _stop_all(self) -> None:
+        """Tells every run to save its state and end, and waits for them."""
         self.queue.clear()
-        for ref in self.flying:
+        for ref in self.in_flight:
             ray.cancel(ref)
         until = time.monotonic() + STOP_WITHIN
-        while self.flying and time.monotonic() < until:
-            ready, _ = ray.wait(list(self.flying), num_returns=1, timeout=POLL)
+        while self.in_flight and time.monotonic() < until:
+            ready, _ = ray.wait(list(self.in_flight), num_returns=1, timeout=POLL)
             for ref in ready:
-                flight = self.flying.pop(ref)
+                task = self.in_flight.pop(ref)
                 outcome = _outcome(ref)
                 if outcome["end"] == "finished":
-                    self._settle(flight, outcome)
-        for ref in self.flying:
+                    self._settle(task, outcome)
+        for ref in self.in_flight:
             ray.cancel(ref, force=True)
 
 
