@@ -41,6 +41,7 @@ from torch import Tensor
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import registry, spaces
 from rcalign.data.cache import open_images
+from rcalign.data.column_encoder import encode_columns
 from rcalign.data.columns import Encoding, Table, is_gap, read_columns
 from rcalign.data.source import Arrays, Dataset, fingerprint
 from rcalign.data.sources.arrays import from_arrays
@@ -330,7 +331,7 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         model, X = self.model_, self._checked(X)
         if isinstance(X, Table):
             assert self.encoding_ is not None
-            X = self.encoding_.encode(X, "X")
+            X = encode_columns(self.encoding_, X, "X")
         if isinstance(X, list) or X.ndim == 4:
             if model.augmentation is None:
                 shape = model.config.spec.input_shape

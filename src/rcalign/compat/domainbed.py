@@ -28,7 +28,7 @@ from rcalign.algorithms.base import Algorithm as OurAlgorithm
 from rcalign.algorithms.base import Network, seeded
 from rcalign.errors import InputError
 from rcalign.models.backbones import build
-from rcalign.registry import Entry
+from rcalign.registry import RegisteredAlgorithm
 from rcalign.types import Batch, DataSpec
 
 PRESET = "domainbed"
@@ -43,7 +43,7 @@ class Algorithm(nn.Module):
     the name of a field of ours sets it; the rest is for the network.
     """
 
-    entry: Entry
+    entry: RegisteredAlgorithm
     make_featurizer: MakeFeaturizer | None = None
 
     def __init__(
@@ -142,7 +142,7 @@ def hparams(name: str, random_seed: int = 0) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _obstacle(entry: Entry) -> str | None:
+def _obstacle(entry: RegisteredAlgorithm) -> str | None:
     """Why an algorithm needs more than DomainBed's loop gives."""
     if entry.traits.stage_one is not None:
         return f"starts from a finished run of {entry.traits.stage_one}"
