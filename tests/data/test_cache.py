@@ -302,3 +302,81 @@ def test_the_one_that_waits_takes_over_from_a_killed_one(make_folder, own_cache,
     kill(first)
     second.join(60)
     assert second.exitcode == 0 and len(list(own_cache.rglob("*.uint8"))) == 4
+
+
+# --- kept as JPEG --------------------------------------------------------------------------------------------------
+
+
+def photographs(root, count=12):
+    """Smooth shapes with a little noise, as in photographs."""
+    rng = np.random.default_rng(0)
+    for k in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(
+            (80, 60), Image.Resampling.BICUBIC
+        )
+        fine = np.asarray(coarse) + rng.normal(0, 2, (60, 80, 3))
+        file = root / "ab"[k % 2] / "thing" / f"{k}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(fine.clip(0, 255).astype(np.uint8)).save(file)
+    return root
+
+
+def bytes_below(folder, *suffixes):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+def test_jpeg_is_small_near_and_in_the_same_order(tmp_path, own_cache, monkeypatch):
+    pytest.importorskip("simplejpeg")
+    data = load(photographs(tmp_path / "photos"))
+    raw = open_images(data, 64).take(np.arange(12)).int()
+    monkeypatch.setenv("RCALIGN_CACHE_FORM", "jpeg")
+    monkeypatch.setattr(cache, "SHARD_BYTES", 5 * 64 * 64 * 3)  # three shards
+    packed = open_images(data, 64)
+    assert packed.form == "jpeg" and len(packed) == 12
+    some = [11, 0, 5, 5, 4]
+    near = packed.take(some).int()
+    assert (near - raw[some]).abs().float().mean() < 3
+    assert [(near[i] - raw).abs().float().mean((1, 2, 3)).argmin().item() for i in range(5)] == some
+    assert bytes_below(own_cache, ".jpeg") < bytes_below(own_cache, ".uint8") / 5  # 600 bytes of each are its header
+    with pytest.raises(IndexError):
+        packed.take([12])
+
+
+def test_the_form_is_chosen_by_the_room_and_said(tmp_path, own_cache, monkeypatch, capsys):
+    pytest.importorskip("simplejpeg")
+    data = load(photographs(tmp_path / "photos"))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage._replace(free=200_000))
+    assert open_images(data, 64).form == "jpeg"  # raw would be 147 kB
+    said = capsys.readouterr().err
+    assert "12 images at 64 x 64" in said and "RCALIGN_CACHE_FORM=raw" in said
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage)
+    assert open_images(data, 64).form == "jpeg"  # it is there
+    assert capsys.readouterr().err == ""
+    assert open_images(data, 32).form == "raw"  # there is room
+    monkeypatch.setenv("RCALIGN_CACHE_FORM", "raw")
+    assert open_images(data, 64).form == "raw"  # as asked, and the other one stays
+    monkeypatch.setenv("RCALIGN_CACHE_FORM", "jpeg")
+    before = {path: path.stat().st_mtime_ns for path in own_cache.rglob("*.jpeg")}
+    open_images(data, 64)
+    assert before == {path: path.stat().st_mtime_ns for path in own_cache.rglob("*.jpeg")}
+    monkeypatch.setenv("RCALIGN_CACHE_FORM", "png")
+    with pytest.raises(InputError, match="raw or jpeg"):
+        open_images(data, 64)
+
+
+@pytest.mark.parametrize("damage", ["data", "index", "no index"])
+def test_a_damaged_jpeg_shard_is_built_again(tmp_path, own_cache, monkeypatch, damage):
+    pytest.importorskip("simplejpeg")
+    monkeypatch.setenv("RCALIGN_CACHE_FORM", "jpeg")
+    data = load(photographs(tmp_path / "photos"))
+    first = open_images(data, 32).take(np.arange(12))
+    shard = next(own_cache.rglob("*.jpeg"))
+    index = shard.with_suffix(".npy")
+    if damage == "data":
+        shard.write_bytes(shard.read_bytes()[:-5])
+    elif damage == "index":
+        index.write_bytes(index.read_bytes()[:-8])
+    else:
+        index.unlink()
+    assert (open_images(data, 32).take(np.arange(12)) == first).all()

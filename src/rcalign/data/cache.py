@@ -3,7 +3,10 @@
 The cache lies under ``$RCALIGN_CACHE`` or ``~/.cache/rcalign``, one folder for each (state of the files, size). It is
 built in a folder ``….partial`` that is renamed when whole; finished shards survive a kill. A lock file keeps a second
 process waiting until the first is done. Changed files have another state, hence another cache; the old one is removed.
-What is kept of a picture is defined in ``picture``.
+
+What is kept of a picture is defined in ``picture``. Pixels are kept raw or, where the raw ones would take more than
+half of the free disk, as JPEG of quality 95, which takes a seventh of it for photographs and changes a pixel by about
+one grey level; ``$RCALIGN_CACHE_FORM`` (raw or jpeg) decides otherwise. A form that is there already is used.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import mmap
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +28,7 @@ import numpy as np
 from rcalign.data.picture import RECIPE, BadImage, check_header, decode, to_stored
 from rcalign.data.source import Dataset, ImageArray, Images
 from rcalign.errors import InputError
-from rcalign.files import write_whole
+from rcalign.files import open_whole, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 B = TypeVar("B")
 META = "meta.json"
+QUALITY = 95
+PACKED = 1 / 6  # of the raw bytes, what JPEG takes at most for photographs; drawings take less
 SHARD_BYTES = 256 * 2**20
 MAPPED_BYTES = 64 * 2**20  # read before pages are given back; the system maps about four times as many
 
@@ -94,7 +99,9 @@ def _remembered(fingerprint: str) -> dict[str, Any] | None:
 
 
 class ImageStore:
-    """n images as uint8 (size, size, 3), read row by row from shards."""
+    """n images as uint8 (size, size, 3), read row by row from shards. form: how they are kept, raw or jpeg."""
+
+    form = "raw"
 
     def __init__(self, shards: Sequence[np.ndarray], size: int) -> None:
         self.size = size
@@ -113,11 +120,14 @@ class ImageStore:
         out = np.empty((len(rows), self.size, self.size, 3), np.uint8)
         shard = np.searchsorted(self._starts, rows, side="right") - 1
         for i, (row, s) in enumerate(zip(rows, shard, strict=True)):
-            out[i] = self._shards[s][row - self._starts[s]]
+            out[i] = self._image(s, row - self._starts[s])
         self._release(out.nbytes)
         import torch  # here and not above: a list of data sets does without it
 
         return torch.from_numpy(out)
+
+    def _image(self, shard: int, row: int) -> np.ndarray:
+        return self._shards[shard][row]
 
     def _release(self, read: int) -> None:
         """Unmaps pages now and then. They stay in the system's file cache; this process's memory stays bounded."""
@@ -128,6 +138,21 @@ class ImageStore:
                 mapped = getattr(shard, "_mmap", None)
                 if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
                     mapped.madvise(mmap.MADV_DONTNEED)
+
+
+class PackedStore(ImageStore):
+    """n images kept as JPEG, decoded when they are read. ends: of each shard, where its images end in it."""
+
+    form = "jpeg"
+
+    def __init__(self, shards: Sequence[np.ndarray], ends: Sequence[np.ndarray], size: int) -> None:
+        super().__init__(shards, size)
+        self._ends = [np.concatenate([[0], found]) for found in ends]
+        self._starts = np.cumsum([0, *(len(found) for found in ends)])
+
+    def _image(self, shard: int, row: int) -> np.ndarray:
+        start, stop = self._ends[shard][row : row + 2]
+        return _jpeg().decode_jpeg(self._shards[shard][start:stop].tobytes(), colorspace="RGB")
 
 
 def open_images(dataset: Dataset, size: int, *, progress: bool = False) -> ImageStore:
@@ -146,51 +171,106 @@ def open_images(dataset: Dataset, size: int, *, progress: bool = False) -> Image
     rows = len(content)
     per_shard = max(1, SHARD_BYTES // (size * size * 3))
     state = content.state or dataset.fingerprint
-    key = hashlib.sha256(f"{state} {size} {per_shard} {RECIPE}".encode()).hexdigest()[:32]
-    folder = cache_root() / "images" / key
+    folders = {}
+    for form, mark in (("raw", ""), ("jpeg", f" jpeg {QUALITY}")):
+        key = hashlib.sha256(f"{state} {size} {per_shard} {RECIPE}{mark}".encode()).hexdigest()[:32]
+        folders[form] = cache_root() / "images" / key
+    form = _form(folders, rows, size)
+    folder = folders[form]
     lengths = [min(per_shard, rows - start) for start in range(0, rows, per_shard)]
-    if not _whole(folder, lengths, size):
+    if not _whole(folder, lengths, size, form):
         with process_lock(folder.with_suffix(".lock"), "Another process is decoding these images: waiting for it."):
-            if not _whole(folder, lengths, size):  # another process may have built it while this one waited
+            if not _whole(folder, lengths, size, form):  # another process may have built it while this one waited
                 shutil.rmtree(folder, ignore_errors=True)
-                _build(dataset, folder, lengths, size, progress)
-    return ImageStore([_map(folder, i, length, size) for i, length in enumerate(lengths)], size)
+                _build(dataset, folder, lengths, size, form, progress)
+    files = [_shard(folder, i, form) for i in range(len(lengths))]
+    if form == "jpeg":
+        return PackedStore([np.memmap(file, np.uint8, "r") for file in files], [_ends(file) for file in files], size)
+    shapes = [(length, size, size, 3) for length in lengths]
+    return ImageStore([np.memmap(f, np.uint8, "r", shape=shape) for f, shape in zip(files, shapes, strict=True)], size)
 
 
-def _shard(folder: Path, i: int) -> Path:
-    return folder / f"{i:05d}.uint8"
+def _form(folders: Mapping[str, Path], images: int, size: int) -> str:
+    """How to keep so many images: as was asked, else as they are kept already, else by the room on the disk."""
+    asked = os.environ.get("RCALIGN_CACHE_FORM")
+    if asked:
+        if asked not in folders:
+            raise InputError(f"RCALIGN_CACHE_FORM is '{asked}', but raw or jpeg is expected.")
+        return asked
+    for ending in (META, None):  # whole ones first, then those that are being built
+        for form, folder in folders.items():
+            if (folder / ending if ending else folder.with_suffix(".partial")).exists():
+                return form
+    raw, free = images * size * size * 3, shutil.disk_usage(cache_root()).free
+    if raw <= free / 2:
+        return "raw"
+    print(
+        f"{images:,} images at {size} x {size} would take {raw / 2**30:.1f} GiB of the {free / 2**30:.1f} GiB that are "
+        f"free: they are kept as JPEG of quality {QUALITY} instead, in about {raw * PACKED / 2**30:.1f} GiB "
+        "(RCALIGN_CACHE_FORM=raw keeps them raw).",
+        file=sys.stderr,
+        flush=True,
+    )
+    return "jpeg"
 
 
-def _map(folder: Path, i: int, length: int, size: int) -> np.ndarray:
-    return np.memmap(_shard(folder, i), np.uint8, "r", shape=(length, size, size, 3))
-
-
-def _whole(folder: Path, lengths: Sequence[int], size: int) -> bool:
+def _jpeg() -> Any:
     try:
-        return all(_shard(folder, i).stat().st_size == n * size * size * 3 for i, n in enumerate(lengths))
-    except OSError:
-        return False
+        import simplejpeg
+    except ImportError:
+        raise InputError(
+            "images kept as JPEG need a package that is not installed: pip install simplejpeg, or set "
+            "RCALIGN_CACHE_FORM=raw."
+        ) from None
+    return simplejpeg
 
 
-def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, progress: bool) -> None:
+def _shard(folder: Path, i: int, form: str) -> Path:
+    return folder / f"{i:05d}.{'jpeg' if form == 'jpeg' else 'uint8'}"
+
+
+def _ends(shard: Path) -> np.ndarray:
+    """Where the images of a JPEG shard end, (rows,) int64; empty if that is not known."""
+    try:
+        return np.load(shard.with_suffix(".npy"), allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return np.zeros(0, np.int64)
+
+
+def _whole(folder: Path, lengths: Sequence[int], size: int, form: str) -> bool:
+    return all(_shard_whole(_shard(folder, i, form), n, size, form) for i, n in enumerate(lengths))
+
+
+def _shard_whole(file: Path, rows: int, size: int, form: str) -> bool:
+    if form == "raw":
+        return _has(file, rows * size * size * 3)
+    ends = _ends(file)
+    return len(ends) == rows and _has(file, int(ends[-1]))
+
+
+def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, form: str, progress: bool) -> None:
     assert isinstance(dataset.content, Images)
     paths = dataset.content.paths
     partial = folder.with_suffix(".partial")
     with disk_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
     listing = hashlib.sha256("\0".join(map(os.fspath, paths)).encode("utf-8", "surrogateescape")).hexdigest()
-    outdated = _outdated(folder, listing, size)
+    outdated = _outdated(folder, listing, size, form)
     if any(read_json(old / META).get("recipe") == RECIPE for old in outdated):
         print("The image files changed since they were cached: decoding them again.", file=sys.stderr, flush=True)
-    row_bytes = size * size * 3
-    done = [_has(_shard(partial, i), n * row_bytes) for i, n in enumerate(lengths)]
-    to_write = sum(n * row_bytes for n, have in zip(lengths, done, strict=True) if not have)
+    row_bytes = size * size * 3 * (PACKED if form == "jpeg" else 1)
+    done = [_shard_whole(_shard(partial, i, form), n, size, form) for i, n in enumerate(lengths)]
+    to_write = round(sum(n * row_bytes for n, have in zip(lengths, done, strict=True) if not have))
     _check_room(partial, to_write, len(paths), size)
     bad: dict[int, str] = {}
 
-    def one(row: int) -> np.ndarray | None:
+    def one(row: int) -> memoryview | bytes | None:
         try:
-            return decode(paths[row], size)
+            pixels = np.ascontiguousarray(decode(paths[row], size))
+            if form == "raw":
+                return pixels.data
+            # colours at half the resolution, as in most photographs: a quarter less to keep and to decode
+            return _jpeg().encode_jpeg(pixels, quality=QUALITY, colorspace="RGB", colorsubsampling="420")
         except BadImage as why:
             bad[row] = str(why)
             return None
@@ -201,11 +281,12 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
             if have:
                 yield from (None for _ in range(length))
             else:
-                yield from _write_shard(_shard(partial, i), _mapped(pool, one, range(start, start + length)))
+                yield from _write_shard(_shard(partial, i, form), _mapped(pool, one, range(start, start + length)))
             start += length
 
     with ThreadPoolExecutor(_cores()) as pool:
-        note = f"Decoding images ({to_write / 2**20:,.0f} MiB cache)"
+        about = "" if form == "raw" else "about "
+        note = f"Decoding images ({about}{to_write / 2**20:,.0f} MiB cache)"
         for _ in _progress(images(), len(paths), note, progress):
             pass
     remember_bad(dataset.fingerprint, bad, thorough=True)
@@ -216,38 +297,43 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, pr
             f"'{paths[first]}'{others} is not a whole image: {bad[first]}; replace or remove it, or go on without it "
             "with `skip_bad`."
         )
-    write_json(
-        partial / META, {"name": dataset.name, "listing": listing, "size": size, "rows": len(paths), "recipe": RECIPE}
-    )
+    about_it = {"name": dataset.name, "listing": listing, "size": size, "rows": len(paths), "recipe": RECIPE}
+    write_json(partial / META, {**about_it, "form": form})
     os.rename(partial, folder)
     for old in outdated:
         shutil.rmtree(old, ignore_errors=True)  # a process that has it open keeps what it mapped
 
 
-def _outdated(folder: Path, listing: str, size: int) -> list[Path]:
-    """Caches of the same files at the same size, from when the files were different."""
+def _outdated(folder: Path, listing: str, size: int, form: str) -> list[Path]:
+    """Caches of the same files at the same size and in the same form, from when the files were different."""
     found = []
     for meta in folder.parent.glob(f"*/{META}"):
         known = read_json(meta)
-        if meta.parent != folder and known and (known.get("listing"), known.get("size")) == (listing, size):
+        same = known and (known.get("listing"), known.get("size"), known.get("form", "raw")) == (listing, size, form)
+        if meta.parent != folder and same:
             found.append(meta.parent)
     return found
 
 
-def _write_shard(file: Path, images: Iterable[np.ndarray | None]) -> Iterator[None]:
+def _write_shard(file: Path, images: Iterable[memoryview | bytes | None]) -> Iterator[None]:
     """Writes images one after the other. The file gets its name when it is whole; never if an image is missing."""
     growing = _growing(file)
     whole = True
+    ends: list[int] = []
     with disk_errors(file.parent), open(growing, "wb") as out:
         for image in images:
             if image is None:
                 whole = False
             else:
-                out.write(np.ascontiguousarray(image).data)
+                out.write(image)
+                ends.append(out.tell())
             yield None
         out.flush()
         os.fsync(out.fileno())
     if whole:
+        if file.suffix == ".jpeg":
+            with open_whole(file.with_suffix(".npy")) as index:
+                np.save(index, np.array(ends, np.int64), allow_pickle=False)
         os.replace(growing, file)
     else:
         growing.unlink()

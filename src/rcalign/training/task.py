@@ -195,7 +195,14 @@ def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progre
     with contextlib.suppress(OSError, ValueError, EOFError):
         return np.load(cache_root() / old, mmap_mode="r", allow_pickle=False)
     # what makes an input of an image: the same for image sizes that come to the same
-    pixels = (inputs.content.size, inputs.augmentation.size, inputs.augmentation.mean, inputs.augmentation.std)
+    form = () if inputs.content.form == "raw" else (inputs.content.form,)
+    pixels = (
+        *form,
+        inputs.content.size,
+        inputs.augmentation.size,
+        inputs.augmentation.mean,
+        inputs.augmentation.std,
+    )
     featurizer = placed(backbone.featurizer, inputs.device)
     key = (dataset.fingerprint, RECIPE, *pixels)
     return computed_once(featurizer, inputs.batches, len(dataset), key=key, progress=progress)
