@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ class LateTask(Task):
 
     views: np.ndarray = field(kw_only=True)
 
-    def batches(self, batch_size: int, seed: int, balanced: bool) -> Batches:
+    def batches(self, batch_size: int, seed: int, balanced: bool, *_: Any, **__: Any) -> Batches:
         found = _Views(
             self.inputs.content,  # type: ignore[arg-type]
             self.dataset.y,
@@ -111,7 +112,7 @@ def _activations(dataset: Dataset, first: int, size: int | None) -> tuple[Backbo
     size = size or dataset.content.native_size or 224
     with seeded(0):
         made = build(None, (3, size, size))
-    network = made.featurizer.network
+    network: Any = made.featurizer.network  # timm's EfficientNet: a stem, stages, a last convolution
     stages = list(network.blocks.children())
     file = cache_root() / f"activations-{dataset.fingerprint[:24]}-{made.weights}-{size}-{first}-{VIEWS}.npy"
     if not file.exists():

@@ -181,8 +181,8 @@ def run_gap(file: Path) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 tracker = Tracker(task, RunFolder(folder), GAP_EVERY)
                 options = {"batch_size": BATCH, **fixed}
-                steps = {"steps": STEPS, "every": STEPS, "seed": 0, "averages": ()}
-                quick.train(task, algorithm, options, after_step=tracker.record, **steps)
+                follow = tracker.record
+                quick.train(task, algorithm, options, steps=STEPS, every=STEPS, seed=0, averages=(), after_step=follow)
                 rows = read_tracking(Path(folder) / "tracking.jsonl")
             tracked = [[row["step"], row["target"], row["alignment"], row["gap"]] for row in rows]
             with file.open("a") as out:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rcalign import spaces
 from rcalign.algorithms.base import Network, seeded
 from rcalign.algorithms.rc_align import RCAlign
 from rcalign.errors import InputError
@@ -282,6 +283,14 @@ def test_a_look_ahead_by_an_unknown_optimizer_is_refused() -> None:
 def test_second_order_through_the_optimizer_is_refused() -> None:
     with pytest.raises(InputError, match="meta_step=sgd"):
         make("RC-Align", meta_gradient="exact", meta_step="optimizer")
+
+
+def test_the_preset_is_the_paper() -> None:
+    """Whatever the defaults become: the preset rc-align is Algorithm 1 and 2."""
+    paper = spaces.defaults(RCAlign.Hparams, "rc-align")
+    assert (paper.meta_step, paper.episode_weights, paper.warm_up) == ("sgd", "equal", 0)
+    assert (paper.logit_adjustment, paper.outer_alignment, paper.mixup_alpha) == (0.0, 0.0, 0.2)
+    assert spaces.draw(RCAlign.Hparams, "rc-align", 1).mixup_alpha >= 0.1
 
 
 def test_balanced_episodes_weigh_every_row_the_same() -> None:

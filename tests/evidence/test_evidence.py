@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from rcalign import api
@@ -15,7 +16,7 @@ from rcalign.reports.report import make_report
 from rcalign.sweeps import plan_file
 from rcalign.sweeps.plan import expand
 from results import __main__ as command
-from results import pages, plans, quick, records, step_pages, step_study, tables
+from results import late, pages, plans, quick, records, step_pages, step_study, tables
 from results.tables import Reading
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,3 +146,22 @@ def test_the_shipped_default_stays_within_one_standard_error(best: tuple[float, 
 def test_the_decision_never_sees_the_vendor_kept_out() -> None:
     for plan in (plans.screen(), plans.final([plans.SHIPPED])):
         assert all(plans.KEPT_OUT in held_out for held_out in plan["test_domains"])
+
+
+def test_late_stages_on_activations_are_the_whole_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen early stages, then the late ones: the features of the whole backbone, for images as they are."""
+    monkeypatch.setenv("RCALIGN_CACHE", str(tmp_path))
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, size=(12, 64, 64, 3)).astype(np.uint8)
+    np.savez(tmp_path / "images.npz", x=images, y=np.arange(12) % 2, domain=np.repeat(["a", "b", "c"], 4))
+    task = late.late_task(str(tmp_path / "images.npz"), ["c"], 0, size=64, most=100)
+    whole = late.whole_task(str(tmp_path / "images.npz"), ["c"], 0, size=64, most=100)
+    rows = np.arange(12)
+    with torch.inference_mode():
+        ours = task.backbone.featurizer.eval()(next(task.inputs.batches(rows)))
+        theirs = whole.backbone.featurizer.eval()(next(whole.inputs.batches(rows)))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    seen = [task.batches(2, 0, False).at(step).x for step in range(3)]
+    kept = {row.numpy().tobytes() for view in task.views for row in torch.from_numpy(view)}
+    assert all(row.numpy().tobytes() in kept for x in seen for row in x)
+    assert all(parameter.requires_grad for parameter in task.network(0).parameters())

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from rcalign.algorithms.rc_align import RCAlign
 from rcalign.reports.figures import AVERAGE, Results
 from results import __main__ as command
-from results import pages, plans, records, tables
+from results import pages, plans, records, step_pages, step_study, tables
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
 RECORDS = FOLDER / "records"
 PLUS = "RC-Align, ema, adjusted + SWAD"
+OURS, PAPER, EQUAL = "RC-Align (ours)", "RC-Align (paper)", "RC-Align (ours), equal shares"
 
 
 @cache
@@ -49,6 +51,34 @@ def correlation(*vendors: str) -> str:
     return f"{np.corrcoef(points.T)[0, 1]:.2f}".replace("-", "−")
 
 
+@cache
+def table() -> step_pages.Figures:
+    return step_pages.Figures(RECORDS, list(step_study.ROWS))
+
+
+def final(label: str, other: str = "ERM") -> str:
+    """Mean difference over the final table."""
+    return f"{table().against(label, other).mean:+.1f}".replace("-", "−")
+
+
+def late(label: str, average: str) -> str:
+    """Late stages fine-tuned: mean over PACS's tested domains."""
+    lines = step_study.lines_of(RECORDS / "table-late.jsonl")
+    own = [line for line in lines if (line["method"], line["average"]) == (label, average)]
+    return f"{np.mean([100 * line['accuracy'][line['held_out']] for line in own]):.1f}"
+
+
+def pacs_correlations(first: int = 30) -> dict[str, float]:
+    """Of alignment loss and gap along ERM's run on PACS after some steps, of each unseen domain and of all."""
+    points: dict[str, list[list[float]]] = {}
+    for line in step_study.lines_of(RECORDS / "gap-pacs.jsonl"):
+        for step, domain, alignment, difference in line["tracking"] if line["label"] == "ERM" else ():
+            if step > first:
+                for name in (domain, "all"):
+                    points.setdefault(name, []).append([alignment, difference])
+    return {name: float(np.corrcoef(np.array(found).T)[0, 1]) for name, found in points.items()}
+
+
 def test_every_figure_is_that_of_the_records() -> None:
     text = (FOLDER / "README.md").read_text()
     found = {int(k): line for k, line in re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |^$)", text, re.MULTILINE | re.DOTALL)}
@@ -62,23 +92,53 @@ def test_every_figure_is_that_of_the_records() -> None:
         ],
         3: [mean("compound", label) for label in ("BSoftmax + SWAD", "ERM", PLUS, "RC-Align")],
         4: [*(gap(name, "RC-Align") for name in (*both, "compound")), gap("mdlt", "M"), gap("mdlt", "RC-Align")],
-        5: [f"{min(gaps):.1f}", f"{max(gaps):.1f}", *(gap(k, "RC-Align, outer alignment", "RC-Align") for k in both)],
+        5: [
+            *(final(label) for label in (OURS, PAPER, f"{OURS} + SWAD", EQUAL)),
+            final(EQUAL, PAPER),
+            *(final(f"{label} + SWAD") for label in (EQUAL, "Fish", "BSoftmax")),
+            "1.5",  # the goal
+        ],
         6: [
+            f"{min(gaps):.1f}",
+            f"{max(gaps):.1f}",
             *(mean("mdlt", label, "few") for label in ("RC-Align", "RC-Align, adjusted")),
             *(gap(name, PLUS, "RC-Align") for name in ("mdlt", "compound", "lodo")),
         ],
-        7: [correlation(), *(correlation(vendor) for vendor in ("windows", "samsung", "twitter", "apple"))],
+        7: [
+            correlation(),
+            f"{pacs_correlations()['all']:.2f}",
+            *(correlation(vendor) for vendor in ("windows", "samsung", "twitter", "apple")),
+        ],
         8: [
             *(mean("fine-tuning", label) for label in ("RC-Align", "ERM")),
             *(mean(long_tailed, label) for label in ("RC-Align", "ERM")),
             mean("fine-tuning", "RC-Align + SWA"),
             *(mean("fine-tuning-longer", label) for label in ("RC-Align", "ERM")),
             *(mean("from-scratch", f"{name}, {net}") for net in ("ViT", "ResNet-10") for name in ("RC-Align", "ERM")),
+            *(late(label, average) for average in ("", "swad") for label in ("ERM", PAPER, OURS)),
         ],
         9: [],
         10: [],
     }
     assert {k: re.findall(r"[+−]?\d+\.\d+", line) for k, line in found.items()} == expected
+
+
+def test_the_changed_step_is_judged_by_the_rule() -> None:
+    figures = table()
+    rows = figures.rows
+    assert len(rows) == len(step_study.ROWS) and len(figures.seeds) >= 2
+    # the candidate: not ahead of ERM, so that it is no default; nothing loses beyond the interval in any row
+    assert figures.against(OURS, "ERM").mean < 0 and figures.against(f"{OURS} + SWAD", "ERM").verdict == "ties"
+    for label in (EQUAL, f"{EQUAL} + SWAD"):
+        assert all(figures.against(label, "ERM", [row]).verdict != "loses" for row in rows)
+    labels = [label for label in figures.values if label.split(" + SWAD")[0] in step_study.METHODS]
+    assert max(labels, key=figures.mean).startswith(EQUAL)
+    p = {label: figures.against(label, "ERM").p for label in labels if label != "ERM"}
+    assert min(step_pages.holm(p).values()) > 0.05
+    defaults = RCAlign.Hparams()
+    assert {name: getattr(defaults, name) for name in step_study.PAPER} == step_study.PAPER
+    within = {domain: r for domain, r in pacs_correlations().items() if domain != "all"}
+    assert [domain for domain, r in within.items() if r > 0] == ["sketch"]
 
 
 def test_wins_and_ties_are_those_of_the_records() -> None:
@@ -108,3 +168,5 @@ def test_numbers_of_runs() -> None:
     images = sum(count for name, count in runs.items() if name.startswith(("fine", "from")))
     text = (FOLDER / "README.md").read_text()
     assert f"{sum(runs.values()) - images:,} runs on frozen features, {images} on images" in text
+    short = sum(len(step_study.lines_of(file)) for file in RECORDS.glob("table-*.jsonl")) // 2  # with and without SWAD
+    assert f"{short:,} short\nruns for the changed step" in text

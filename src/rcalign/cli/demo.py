@@ -11,9 +11,9 @@ from rich.console import Console
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where the runs and the picture go.")] = Path("demo"),
-    steps: Annotated[int, typer.Option(help="Updates of each of the twelve models.")] = 200,
+    steps: Annotated[int, typer.Option(help="Updates of each of the eighteen models.")] = 200,
 ) -> None:
-    """Compare ERM and RC-Align on emoji drawings of vendors they have not seen. Minutes; resumes if stopped."""
+    """Compare plain training and RC-Align on emoji drawings of vendors they have not seen. Resumes if stopped."""
     from rcalign.demo import demo as run
     from rcalign.demo import table
 

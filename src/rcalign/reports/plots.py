@@ -52,8 +52,9 @@ def compare_runs(
     bars.legend(frameon=False, loc="upper center", ncols=len(results), bbox_to_anchor=(0.5, -0.08))
     for axis, domain in zip(axes[1:], domains, strict=True):
         for k, (name, by_domain) in enumerate(results.items()):
-            runs = [RunFolder(result["folder"]).records() for result in by_domain[domain]]
-            rows = list(zip(*runs, strict=True))
+            found = [RunFolder(result["folder"]).records() for result in by_domain[domain]]
+            runs = [[record for record in records if not record.averaged] for records in found]
+            rows = list(zip(*runs, strict=False))  # with weight averaging a run may stop early
             steps = [row[0].step for row in rows]
             unseen = [100 * np.mean([record.accuracy[domain]["test"] for record in row]) for row in rows]
             axis.plot(steps, unseen, color=COLOURS[k], marker="o", label=f"{name}, unseen")
@@ -62,12 +63,12 @@ def compare_runs(
         axis.set_title(f"unseen: {domain}", fontsize=10)
         axis.set_xlabel("step")
         axis.set_ylabel("accuracy, %")
-    axes[-1].legend(frameon=False, fontsize=8)
+    axes[-1].legend(frameon=False, fontsize=7, loc="center")
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.25)
         axis.set_axisbelow(True)
-    figure.savefig(path, dpi=140)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
     return str(path)
 
