@@ -1,8 +1,9 @@
 """Decode once: every image of a data set as uint8 at one size, in memory-mapped shards on disk.
 
-The cache lies under ``$RCALIGN_CACHE`` or ``~/.cache/rcalign``, one folder for each (state of the files, size). It is
-built in a folder ``….partial`` that is renamed when whole; finished shards survive a kill. A lock file keeps a second
-process waiting until the first is done. Changed files have another state, hence another cache; the old one is removed.
+The cache lies under ``$RCALIGN_CACHE`` or the platform's folder for caches, one folder for each (state of the files,
+size). It is built in a folder ``….partial`` that is renamed when whole; finished shards survive a kill. A lock file
+keeps a second process waiting until the first is done. Changed files have another state, hence another cache; the old
+one is removed.
 
 What is kept of a picture is defined in ``picture``. Pixels are kept raw or, where the raw ones would take more than
 half of the free disk, as JPEG of quality 95, which takes a seventh of it for photographs and changes a pixel by about
@@ -11,8 +12,8 @@ one grey level; ``$RCALIGN_CACHE_FORM`` (raw or jpeg) decides otherwise. A form 
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
 import mmap
 import os
 import shutil
@@ -28,7 +29,10 @@ import numpy as np
 from rcalign.data.picture import RECIPE, BadImage, check_header, decode, to_stored
 from rcalign.data.source import Dataset, ImageArray, Images
 from rcalign.errors import InputError
-from rcalign.files import open_whole, write_whole
+from rcalign.files import open_whole
+from rcalign.store import places
+from rcalign.store.json_files import read_object, write_json
+from rcalign.store.locks import waited_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +47,8 @@ MAPPED_BYTES = 64 * 2**20  # read before pages are given back; the system maps a
 
 
 def cache_root() -> Path:
-    """``$RCALIGN_CACHE`` or ``~/.cache/rcalign``, created if need be."""
-    path = Path(os.environ.get("RCALIGN_CACHE") or Path.home() / ".cache" / "rcalign").absolute()
+    """``$RCALIGN_CACHE`` or the platform's folder for caches, created if need be."""
+    path = places.cache_root()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,11 +92,11 @@ def bad_files(
 
 
 def remember_bad(fingerprint: str, bad: dict[int, str], *, thorough: bool) -> None:
-    write_json(cache_root() / "checked" / f"{fingerprint[:32]}.json", {"thorough": thorough, "bad": bad})
+    remember(cache_root() / "checked" / f"{fingerprint[:32]}.json", {"thorough": thorough, "bad": bad})
 
 
 def _remembered(fingerprint: str) -> dict[str, Any] | None:
-    return read_json(cache_root() / "checked" / f"{fingerprint[:32]}.json")
+    return read_object(cache_root() / "checked" / f"{fingerprint[:32]}.json")
 
 
 # --- the store ---------------------------------------------------------------------------------------------------
@@ -256,7 +260,7 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, fo
         partial.mkdir(parents=True, exist_ok=True)
     listing = hashlib.sha256("\0".join(map(os.fspath, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     outdated = _outdated(folder, listing, size, form)
-    if any(read_json(old / META).get("recipe") == RECIPE for old in outdated):
+    if any(read_object(old / META).get("recipe") == RECIPE for old in outdated):
         print("The image files changed since they were cached: decoding them again.", file=sys.stderr, flush=True)
     row_bytes = size * size * 3 * (PACKED if form == "jpeg" else 1)
     done = [_shard_whole(_shard(partial, i, form), n, size, form) for i, n in enumerate(lengths)]
@@ -298,7 +302,7 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, fo
             "with `skip_bad`."
         )
     about_it = {"name": dataset.name, "listing": listing, "size": size, "rows": len(paths), "recipe": RECIPE}
-    write_json(partial / META, {**about_it, "form": form})
+    remember(partial / META, {**about_it, "form": form})
     os.rename(partial, folder)
     for old in outdated:
         shutil.rmtree(old, ignore_errors=True)  # a process that has it open keeps what it mapped
@@ -308,7 +312,7 @@ def _outdated(folder: Path, listing: str, size: int, form: str) -> list[Path]:
     """Caches of the same files at the same size and in the same form, from when the files were different."""
     found = []
     for meta in folder.parent.glob(f"*/{META}"):
-        known = read_json(meta)
+        known = read_object(meta)
         same = known and (known.get("listing"), known.get("size"), known.get("form", "raw")) == (listing, size, form)
         if meta.parent != folder and same:
             found.append(meta.parent)
@@ -369,19 +373,11 @@ def _resized(x: np.ndarray, size: int) -> np.ndarray:
 # --- files, threads, progress ------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all, also when two processes write at once."""
+def remember(path: Path, value: Any) -> None:
+    """Writes JSON into the cache, whole or not at all, also when two processes write at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path.parent):
-        write_whole(path, json.dumps(value).encode())
-
-
-def read_json(path: Path) -> Any:
-    """The value, or None if there is no such file or it is not JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        write_json(path, value)
 
 
 @contextmanager
@@ -402,16 +398,9 @@ def disk_errors(folder: Path) -> Iterator[None]:
 def process_lock(
     file: Path, waiting: str = "Another process is decoding these images: waiting for it."
 ) -> Iterator[None]:
-    """Holds a lock that the system releases when the process ends, however it ends. waiting: said to who waits."""
-    import fcntl
-
+    """Holds the lock of a lock file, after waiting for it. waiting: said once where another process holds it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(waiting, file=sys.stderr, flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    with waited_for(file, "cache", functools.cache(lambda: print(waiting, file=sys.stderr, flush=True))):
         yield
 
 

@@ -8,7 +8,6 @@ small JSON file beside it says how far the work is: ``underway`` reads it, for w
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,9 +24,11 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor, nn
 
-from rcalign.data.cache import cache_root, disk_errors, read_json, write_json
+from rcalign.data.cache import cache_root, disk_errors, remember
 from rcalign.errors import InputError
 from rcalign.models.weights import fingerprint
+from rcalign.store.json_files import read_object
+from rcalign.store.locks import waited_for
 
 FOLDER = "features"
 SYNC_EVERY = 5.0  # seconds between two moments at which what was computed is safe on the disk
@@ -60,7 +61,7 @@ def underway() -> list[Underway]:
     folder = cache_root() / FOLDER
     found = []
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        state = read_json(file)
+        state = read_object(file)
         if state is not None and time.time() - state["time"] < RECENT:
             found.append(Underway(state["what"], state["done"], state["rows"], state["seconds_left"]))
     return found
@@ -148,7 +149,7 @@ class _Growing:
 
     def _resumed(self) -> int:
         """Opens what an earlier process left behind, cut to the rows that it knew to be safe. -> how many."""
-        state = read_json(self._state)
+        state = read_object(self._state)
         try:
             out = open(self._partial, "r+b")  # noqa: SIM115  (closed by __exit__)
         except FileNotFoundError:
@@ -195,7 +196,7 @@ class _Growing:
         new = self.done - self._first
         left = (self._synced - self._begun) * (self._rows - self.done) / new if new else None
         state = {"what": self._what, "done": self.done, "rows": self._rows, "seconds_left": left, "time": time.time()}
-        write_json(self._state, {**state, "pid": os.getpid()})
+        remember(self._state, {**state, "pid": os.getpid()})
 
     def finish(self) -> None:
         self.sync()
@@ -214,24 +215,17 @@ class _Growing:
 
 def _done(file: Path) -> int:
     """How many rows the process that holds the lock has."""
-    state = read_json(file.with_suffix(".json"))
+    state = read_object(file.with_suffix(".json"))
     return 0 if state is None else int(state["done"])
 
 
 @contextmanager
 def _alone(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Holds a lock that the system releases when the process ends. waiting: called now and then until it is free."""
+    """Holds the lock of a lock file, after waiting for it. waiting: called now and then until it is free."""
     with disk_errors(lock.parent):
         lock.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(lock, "w")  # noqa: SIM115  (held until the end of the block)
-    with handle:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waiting()
-                time.sleep(WAIT)
+        lock.touch()
+    with waited_for(lock, "cache", waiting, WAIT):
         yield
 
 

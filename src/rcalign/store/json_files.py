@@ -21,12 +21,17 @@ def _on_one_line(found: re.Match[str]) -> str:
     return "[" + " ".join(found[1].split()) + "]"
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object of a file; None where there is no such file, or what it holds is not one."""
+def read_json(path: Path) -> Any:
+    """The JSON value of a file; None where there is no such file, or what it holds is no JSON."""
     try:
-        value = json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object of a file; None where there is no such file, or what it holds is not one."""
+    value = read_json(path)
     return value if isinstance(value, dict) else None
 
 

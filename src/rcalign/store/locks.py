@@ -23,27 +23,43 @@ from rcalign.store.json_files import read_object, write_json
 UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def acquire(file: Path, wait: float = 0.0) -> filelock.BaseFileLock | None:
-    """Acquires the lock of a lock file within so many seconds; None if another process holds it."""
+def acquire(file: Path, wait: float = 0.0, what: str = "run folder") -> filelock.BaseFileLock | None:
+    """Acquires the lock of a lock file within so many seconds; None if another process holds it. what: lies there."""
     lock = filelock.FileLock(file, thread_local=False)
     try:
         lock.acquire(timeout=wait, poll_interval=0.05)
     except filelock.Timeout:
         return None
     except NotImplementedError:
-        raise _unsupported(file) from None
+        raise _unsupported(file, what) from None
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        raise _unsupported(file) from None
+        raise _unsupported(file, what) from None
     if isinstance(lock, filelock.SoftFileLock):  # what filelock falls back to; it would outlive a killed process
         lock.release()
-        raise _unsupported(file)
+        raise _unsupported(file, what)
     return lock
 
 
-def _unsupported(file: Path) -> InputError:
-    return InputError(f"'{file.parent}' is on a file system without file locks; put the run folder on a local disk.")
+def _unsupported(file: Path, what: str) -> InputError:
+    return InputError(f"'{file.parent}' is on a file system without file locks; put the {what} on a local disk.")
+
+
+@contextmanager
+def waited_for(file: Path, what: str, waiting: Callable[[], None], every: float = 0.5) -> Iterator[None]:
+    """Holds the lock of a lock file, after waiting for it as long as need be.
+
+    what: lies in its folder, for an error. waiting: called every so many seconds while another process holds the lock.
+    """
+    lock = acquire(file, what=what)
+    while lock is None:
+        waiting()
+        lock = acquire(file, every, what)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def is_held(file: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
+import functools
 import os
 import shutil
 import sys
@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rcalign.errors import InputError
+from rcalign.store import places
+from rcalign.store.locks import waited_for
 
 STAND_IN = ".stand-in"  # a file that marks a drawn sample, so that nobody takes it for the data set
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
-    """The given folder, else ``$RCALIGN_DATA``, else ``~/.local/share/rcalign``. It need not exist."""
-    default = Path.home() / ".local" / "share" / "rcalign"
-    return Path(root or os.environ.get("RCALIGN_DATA") or default).expanduser().absolute()
+    """The given folder, else ``$RCALIGN_DATA``, else the platform's folder for data. It need not exist."""
+    return Path(root).expanduser().absolute() if root else places.data_root()
 
 
 def is_stand_in(folder: Path) -> bool:
@@ -35,16 +36,12 @@ def stand_in_note(folder: Path, name: str) -> str:
 
 @contextmanager
 def locked(file: Path, waiting: str) -> Iterator[None]:
-    """Holds a lock that the system lets go of when the process ends, however it ends. waiting: said to who waits."""
+    """Holds the lock of a lock file, after waiting for it. waiting: said once where another process holds it."""
     with disk_errors(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(file, "w")  # noqa: SIM115  (held until the end of the block)
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(waiting, file=sys.stderr, flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        file.touch()
+    say = functools.cache(lambda: print(waiting, file=sys.stderr, flush=True))
+    with waited_for(file, "data", say):
         yield
 
 

@@ -23,6 +23,7 @@ from rcalign.data import cache
 from rcalign.data.source import Dataset, Images, fingerprint, from_names
 from rcalign.data.sources.named import register
 from rcalign.errors import InputError
+from rcalign.store.json_files import read_json
 
 VENDORS = {
     "apple": "Appl",
@@ -123,10 +124,10 @@ def scan(progress: bool = False) -> tuple[list[Drawing], Counter[str]]:
                 found.append((vendor, code_point, label, entry.path))
     # pixels are hashed once; the answer is remembered as long as no file changes
     remembered = cache.cache_root() / "emoji" / f"{state.hexdigest()[:32]}.json"
-    facts = cache.read_json(remembered)
+    facts = read_json(remembered)
     if facts is None:
         facts = cache.in_threads(_look, [item[-1] for item in found], "Looking at emoji", progress)
-        cache.write_json(remembered, facts)
+        cache.remember(remembered, facts)
     drawings = [Drawing(*item, tuple(shape), pixels) for item, (shape, pixels) in zip(found, facts, strict=True)]
     return drawings, reasons
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from rcalign.data.benchmarks.parquet import DOMAIN, IMAGE, LABEL, suffix_of
-from rcalign.data.cache import cache_root, disk_errors, process_lock, read_json, write_json
+from rcalign.data.cache import cache_root, disk_errors, process_lock, remember
 from rcalign.data.source import Dataset, check_spelling
 from rcalign.data.sources.files import dataset_of_files
 from rcalign.errors import InputError, unknown
+from rcalign.store.json_files import read_json
 
 PREFIX = "hf://"
 INSTALL = 'pip install "rcalign[hub]"'
@@ -145,7 +146,7 @@ def _written(table: Any, image: str, address: Address, progress: bool) -> tuple[
             with disk_errors(growing):
                 growing.mkdir(parents=True)
                 known = _write(table.select_columns([image]).cast_column(image, datasets.Image(decode=False)), growing)
-            write_json(growing / "files.json", known)
+            remember(growing / "files.json", known)
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(growing, folder)
     return folder, [folder / name for name in known]
