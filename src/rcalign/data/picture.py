@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 from rcalign.errors import InputError
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")  # no format that would start another program
+SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"))
 RECIPE = 2  # part of the cache's key: raise it when decode() or to_stored() change what they return
 
 

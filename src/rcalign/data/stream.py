@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rcalign.data.cache import BadImage, decode
-from rcalign.data.sources.files import SUFFIXES
+from rcalign.data.picture import SUFFIXES
 from rcalign.errors import InputError
 
 AHEAD = 2  # batches that may wait, decoded, for the network

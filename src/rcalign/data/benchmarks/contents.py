@@ -14,8 +14,9 @@ from rcalign.data import cache
 from rcalign.data.benchmarks import mdlt
 from rcalign.data.benchmarks.facts import Benchmark, Edition
 from rcalign.data.benchmarks.place import data_root, is_stand_in, stand_in_note
+from rcalign.data.picture import SUFFIXES
 from rcalign.data.source import SPLITS, Dataset, listed
-from rcalign.data.sources.files import SUFFIXES, dataset_of_files
+from rcalign.data.sources.files import dataset_of_files
 from rcalign.errors import InputError
 
 SHOWN = 20  # problems that are spelled out

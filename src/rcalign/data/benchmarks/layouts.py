@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rcalign.data.benchmarks.facts import Benchmark, key
+from rcalign.data.picture import SUFFIXES
 from rcalign.data.source import listed
-from rcalign.data.sources.files import SUFFIXES
 
 PARTS = ("train", "crossval", "val", "test", "full", "all", "images")
 # an archive with parts repeats images in "full"; tried in this order until the number of images is the known one

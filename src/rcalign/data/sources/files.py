@@ -11,8 +11,6 @@ from rcalign.data import cache
 from rcalign.data.source import Dataset, Images, files_fingerprint, from_names, listed
 from rcalign.errors import InputError
 
-SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"))
-
 
 def dataset_of_files(
     name: str,

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rcalign.data.picture import SUFFIXES
 from rcalign.data.source import Dataset, check_spelling, listed, natural_key
-from rcalign.data.sources.files import SUFFIXES, dataset_of_files
+from rcalign.data.sources.files import dataset_of_files
 from rcalign.errors import InputError
 
 
