@@ -30,6 +30,7 @@ UNJUDGED = {  # cost what their method costs
     "ADRMX": "two networks, forward in every step, backward in every third",
     "CAD": "one pass, and a matrix of all pairs of samples",
     "CondCAD": "one pass, and a matrix of all pairs of samples",
+    "IGA": "a backward pass through the backward pass",
     "MLIR": "four forward and seven backward passes by method",
     "Transfer": "three forward and two backward passes",
     "TRM": "one pass, and 30 steps of each domain's classifier",
@@ -58,7 +59,7 @@ def prepared(name: str, data: Batch) -> Algorithm:
     """Ready for its usual step: the first stage taken over, past the steps in which it is plain training, statistics of
     the training set in place."""
     made = model(name, "resnet18", 96)
-    made.steps_done = max(getattr(made.hparams, field, 0) for field in EARLY)
+    made.steps_done = int(max(getattr(made.hparams, field, 0) for field in EARLY))
     if made.traits.stage_one is not None:
         made.start_from(model(made.traits.stage_one, "resnet18", 96).state_dict())
     made.refresh(made.embed(data.x), data.y, data.domain)
