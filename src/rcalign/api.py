@@ -534,6 +534,19 @@ def _forecast(
     return {"forecast": {**found, "at_once": workers or 1}}
 
 
+def soup(
+    runs: Sequence[str | Path], *, out: str | Path, kind: str = "uniform", progress: bool = False
+) -> dict[str, Any]:
+    """Averages the weights of finished runs that share their start into the run folder ``out``, and tests them.
+
+    runs: run folders, or folders of runs such as a sweep's. kind: "uniform", the mean of all (DiWA), or "greedy", of
+    those that do not lower the validation accuracy on the source domains. The result is that of a run, with ``runs``.
+    """
+    from rcalign.training.soup import soup as average_runs
+
+    return average_runs(runs, out=out, kind=kind, progress=progress)
+
+
 def sweep_status(folder: str | Path) -> dict[str, Any]:
     """How far a sweep is, read from its folder alone, whether or not it is running."""
     from rcalign.store.sweep_folder import read_status

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from rcalign import __version__
-from rcalign.cli import algorithms, data, demo, diagnose, evaluate, export, fit, predict, report, sweep, train
+from rcalign.cli import algorithms, data, demo, diagnose, evaluate, export, fit, predict, report, soup, sweep, train
 from rcalign.cli.shared import flag, stop
 from rcalign.errors import DivergedError, InputError, in_words_of
 
@@ -32,6 +32,7 @@ for _command in (
     predict.predict,
     algorithms.algorithms,
     sweep.sweep,
+    soup.soup,
     report.report,
     diagnose.diagnose,
     export.export,

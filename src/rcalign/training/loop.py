@@ -49,7 +49,7 @@ class Interrupted(Exception):
 
 
 @dataclass
-class _Progress:
+class HowFar:
     """How far a run is: everything beside the algorithm that resuming needs."""
 
     step: int = 0
@@ -73,7 +73,7 @@ def fit(
     here = workers()
     tuning = _fine_tuning(model, config)
     scale = GradientScale(model.optimizers.values()) if config.precision == "fp16" else None
-    at = _restore(model, folder, averaging, scale) if resume and folder.state_file.exists() else _Progress()
+    at = _restore(model, folder, averaging, scale) if resume and folder.state_file.exists() else HowFar()
     first_alone(lambda: folder.keep_records_until(at.step))
     if tracker is not None and here.is_first:
         tracker.keep_until(at.step)
@@ -156,7 +156,7 @@ def _finish(
     folder: RunFolder,
     config: RunConfig,
     averaging: Averaging | None,
-    at: _Progress,
+    at: HowFar,
     bar: Progress,
 ) -> RunResult:
     """The last weights, the chosen ones, and their figures on the test parts."""
@@ -174,10 +174,18 @@ def _finish(
     model.load_state_dict(load_weights(folder.best_file))
     parts = task.evaluate(model, bar)
     if averaged is not None and first:  # a row of its own: selection between runs must see what would be used
-        folder.append(_record(parts, task, at.step, {}, averaged=True))
+        folder.append(make_record(parts, task, at.step, {}, averaged=True))
+    chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
+    at.best_step = at.best_step if averaged is None else at.step
+    return run_result(parts, model, task, config, at, chosen)
+
+
+def run_result(
+    parts: Sequence[Part], model: Algorithm, task: Task, config: RunConfig, at: HowFar, weights: str
+) -> RunResult:
+    """The result of a run from the outputs of its chosen weights. weights: how they were chosen, in words."""
     counts = model.spec.count_matrix.numpy()
     calibrated = calibration(parts, task.spec.domains)
-    chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
     return RunResult(
         algorithm=config.algorithm,
         seed=config.seed,
@@ -190,19 +198,19 @@ def _finish(
         validation=validation_accuracy(parts, task.spec.domains),
         steps=at.step,
         seconds=round(at.seconds, 2),
-        best_step=at.best_step if averaged is None else at.step,
-        weights=chosen,
+        best_step=at.best_step,
+        weights=weights,
         batch_dependent=model.traits.batch_dependent,
         confusion=confusions(parts, task.spec.num_classes),
         classes=list(task.spec.classes),
     )
 
 
-def _evaluate(model: Algorithm, task: Task, at: _Progress, logs: Mapping[str, Tensor | float], bar: Progress) -> Record:
-    return _record(task.evaluate(model, bar), task, at.step, logs)
+def _evaluate(model: Algorithm, task: Task, at: HowFar, logs: Mapping[str, Tensor | float], bar: Progress) -> Record:
+    return make_record(task.evaluate(model, bar), task, at.step, logs)
 
 
-def _record(
+def make_record(
     parts: Sequence[Part], task: Task, step: int, logs: Mapping[str, Tensor | float], averaged: bool = False
 ) -> Record:
     return Record(
@@ -219,7 +227,7 @@ def _record(
 
 
 def _save(
-    model: Algorithm, folder: RunFolder, averaging: Averaging | None, scale: GradientScale | None, at: _Progress
+    model: Algorithm, folder: RunFolder, averaging: Averaging | None, scale: GradientScale | None, at: HowFar
 ) -> None:
     state = {
         "model": model.training_state(),
@@ -230,16 +238,14 @@ def _save(
     save_state(folder.state_file, state)
 
 
-def _restore(
-    model: Algorithm, folder: RunFolder, averaging: Averaging | None, scale: GradientScale | None
-) -> _Progress:
+def _restore(model: Algorithm, folder: RunFolder, averaging: Averaging | None, scale: GradientScale | None) -> HowFar:
     state = load_state(folder.state_file)
     model.load_training_state(state["model"])
     if averaging is not None:
         averaging.load(state["averaging"])
     if scale is not None:
         scale.load(state["scale"])
-    return _Progress(**state["at"])
+    return HowFar(**state["at"])
 
 
 def _divergence(model: Algorithm, batch: Batch, step: int, task: Task, folder: RunFolder) -> str:

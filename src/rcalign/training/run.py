@@ -50,7 +50,7 @@ def complete(
     instead of as the configuration says.
     """
     # build before the folder exists: a wrong option must leave nothing behind
-    model = _model(task, config)
+    model = make_model(task, config)
     check_division(model.hparams.batch_size, config.accumulate)
     averaging = _averaging(config, model)
     if average_from is not None:
@@ -129,7 +129,7 @@ def _stage_one(
     _begin(first, first_config, resume)
     try:
         if first.result() is None:
-            model = _model(task, first_config)
+            model = make_model(task, first_config)
             averaging = _averaging(first_config, model)
             result = fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress)
             if workers().is_first:
@@ -140,7 +140,7 @@ def _stage_one(
     return load_weights(first.last_file if entry.traits.recipe_part else first.best_file)
 
 
-def _model(task: Task, config: RunConfig) -> Algorithm:
+def make_model(task: Task, config: RunConfig) -> Algorithm:
     algorithm = registry.get(config.algorithm).algorithm
     hparams = spaces.build(algorithm.Hparams, config.hparams)
     model = algorithm(task.spec, task.network(config.seed), hparams, seed=config.seed)
