@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from rcalign.data.cache import decode
-from rcalign.data.source import Arrays, Content, ImageArray
+from rcalign.data.source import Arrays, Content, Dataset, ImageArray
 from rcalign.data.sources import arrays, table
 from rcalign.data.stream import decoded_batches, find_images
 from rcalign.diagnosis.priors import adapt_priors, estimate_priors
@@ -92,6 +92,7 @@ class Predictions:
         self._unknown = UNKNOWN if UNKNOWN not in self._classes else f"({UNKNOWN})"
         self.notes = model.notes  # of the model, and what is odd about a table
         self._names: list[str] | None = None  # of the rows of a table
+        self._data: Dataset | None
         encoding = model.encoding
         if encoding is not None:
             self._data, self._names = table.unlabelled(_one_table(paths), encoding, _id_column(model))
@@ -193,7 +194,9 @@ class Predictions:
         assert self._data is not None
         for x in self._model.inputs(self._data, np.arange(self.total)):
             rows = range(self.seen, self.seen + len(x))
-            names = [(f"row {row}" if self._names is None else self._names[row], None) for row in rows]
+            names: list[tuple[str, str | None]] = [
+                (f"row {row}" if self._names is None else self._names[row], None) for row in rows
+            ]
             self.seen += len(x)
             yield names, x
 

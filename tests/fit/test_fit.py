@@ -167,7 +167,7 @@ def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
     planned = []
     for budget in (60.0, 300.0, 3000.0):
         search = Search(data, "", tmp_path, Clock(budget), seconds_per_step=0.02, overhead=0.5)
-        steps, chosen = search._first_round(candidates, 1000, budget - search.final_seconds(1000))
+        steps, chosen = search._first_round(candidates, 1000, budget)
         planned.append((len(chosen), steps))
         assert not chosen or search.round_seconds(chosen, steps) <= budget
     assert planned == sorted(planned), "more time, more methods or more steps"
@@ -222,8 +222,8 @@ def test_processes_give_the_same_folds_and_stop_when_time_is_up(tmp_path: Path) 
         out = tmp_path / f"workers{workers}"
         out.mkdir()
         search = Search(dataset, data, out, Clock(3600), workers=workers, seconds_per_step=0.01, overhead=0.1)
-        accuracies.append(search._round(candidates, 12, 12, position=0).scores(dataset.domains))
+        accuracies.append(search._round(candidates, 12, position=0).scores(dataset.domains))
     assert accuracies[0] == accuracies[1] and len(accuracies[0]) == 2
     (tmp_path / "late").mkdir()
     late = Search(dataset, data, tmp_path / "late", Clock(0.0), workers=2, seconds_per_step=0.01, overhead=0.1)
-    assert len(late._round(candidates, 5000, 5000, position=0).complete(dataset.domains)) == 0
+    assert len(late._round(candidates, 5000, position=0).complete(dataset.domains)) == 0

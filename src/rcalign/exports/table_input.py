@@ -51,7 +51,7 @@ def with_columns(graph: Any, encoding: Encoding) -> Any:
     initializers.append(helper.make_tensor("rcalign_axis", TensorProto.INT64, [1], [1]))
     for k, column in enumerate(encoding.columns):
         kind = TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE
-        shape = ["n", column.width] if column.kind == "text" else ["n"]
+        shape: list[str | int | None] = ["n", column.width] if column.kind == "text" else ["n"]
         inputs.append(helper.make_tensor_value_info(column.name, kind, shape))
         at = column.name
         if column.kind == "category":

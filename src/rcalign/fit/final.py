@@ -96,7 +96,6 @@ def train_final(
     progress: bool,
 ) -> RunResult:
     """Trains on every row."""
-    frozen = {"freeze_backbone": True} if candidate.frozen else {}
     options = TrainOptions(
         algorithm=candidate.algorithm,
         average=candidate.average,
@@ -104,7 +103,7 @@ def train_final(
         steps=found.steps,
         evaluate_every=found.steps,  # one evaluation, at the end: no checkpoint is chosen by rows that were trained on
         seed=seed,
-        **frozen,
+        freeze_backbone=candidate.frozen,
         **settings,
     )
     splits = make_splits(dataset, "all", (), seed)
@@ -137,7 +136,6 @@ def train_default(
     progress: bool,
 ) -> RunResult:
     """Trains one method on all domains, a fifth of each kept to choose the checkpoint and the temperature by."""
-    frozen = {"freeze_backbone": True} if candidate.frozen else {}
     options = TrainOptions(
         algorithm=candidate.algorithm,
         average=candidate.average,
@@ -145,7 +143,7 @@ def train_default(
         steps=steps,
         evaluate_every=None if steps is None else evaluate_every(steps),
         seed=seed,
-        **frozen,
+        freeze_backbone=candidate.frozen,
         **settings,
     )
     splits = make_splits(dataset, "lodo", (), seed)

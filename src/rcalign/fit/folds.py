@@ -48,7 +48,6 @@ class Fold:
     @property
     def options(self) -> TrainOptions:
         """Of its training run."""
-        frozen = {"freeze_backbone": True} if self.candidate.frozen else {}
         return TrainOptions(
             algorithm=self.candidate.algorithm,
             test_domains=(self.domain,),
@@ -57,7 +56,7 @@ class Fold:
             steps=self.steps,
             evaluate_every=evaluate_every(self.steps),
             seed=self.seed,
-            **frozen,
+            freeze_backbone=self.candidate.frozen,
             **self.settings,
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,15 +30,16 @@ from rcalign.fit.folds import Fold, left_out
 from rcalign.fit.look import Look, look
 from rcalign.fit.page import render_page
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
-from rcalign.fit.search import Clock, Round, Search, candidate_json, workers_for
+from rcalign.fit.search import Clock, Round, Search, candidate_json, interrupt_after, workers_for
+from rcalign.interrupts import asked_to_stop
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
-from rcalign.sweeps.progress import duration
 from rcalign.training.job import prepare
 from rcalign.training.options import TrainOptions
 
 SETS_FILE = "prediction-sets.json"
 FINE_TUNE_STEPS = 100  # fewer are not worth trying
+FINE_TUNE_FROM = 300.0  # seconds that must be left to find out what a step takes
 Say = Callable[[str], None]
 Show = Callable[[int, int, str], None]
 
@@ -167,23 +168,18 @@ def _fine_tuned(search: Search, last: Round, say: Say) -> Round | None:
     """The two leaders again, training the backbone too, if the budget has room for enough steps."""
     leaders = search._ranked(last)[:2]
     tuned = [dataclasses.replace(c, name=f"{c.name}, fine-tuned", frozen=False) for c in leaders]
-    if not tuned or search.clock.left < 60:
+    if not tuned or search.clock.left < FINE_TUNE_FROM:
         return None
     other = dataclasses.replace(search, seconds_per_step=0.0, overhead=0.0, out=search.out / "fine-tuned")
     other.out.mkdir(exist_ok=True)
-    begun = time.monotonic()
-    other.probe(tuned[0])
-    steps = other._affordable(tuned, 1000, search.clock.left - other.final_seconds(FINE_TUNE_STEPS))
-    if steps < FINE_TUNE_STEPS or other.clock.left < other.final_seconds(steps):
-        while steps >= FINE_TUNE_STEPS and other.clock.left < other.final_seconds(steps):
-            steps //= 2
-        if steps < FINE_TUNE_STEPS:
-            say(
-                f"Fine-tuning the backbone does not fit into the budget ({other.seconds_per_step:.1f} s a step, "
-                f"{duration(time.monotonic() - begun)} to find out); frozen features are used."
-            )
-            return None
-    return other._round(tuned, steps, steps, position=0)
+    steps = 0
+    with contextlib.suppress(KeyboardInterrupt), asked_to_stop(), interrupt_after(search.clock.left / 5):
+        other.probe(tuned[0], steps=1)  # a step may take seconds here
+        steps = other._affordable(tuned, 1000, search.clock.left)
+    if steps < FINE_TUNE_STEPS:
+        say("Fine-tuning the backbone does not fit into the budget; the features of the pretrained one are used.")
+        return None
+    return other._round(tuned, steps, position=0)
 
 
 def _network_scores(done: Round, domains: Sequence[str]) -> dict[str, list[float]]:

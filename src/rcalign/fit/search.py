@@ -113,7 +113,7 @@ class Search:
 
     # --- costs ---------------------------------------------------------------------------------------------------
 
-    def probe(self, candidate: Candidate) -> None:
+    def probe(self, candidate: Candidate, steps: int = PROBE_STEPS) -> None:
         """Measures what a step and a fold take, once; a plan that was written before is kept."""
         file = self.out / "plan.json"
         known = json.loads(file.read_text()) if file.exists() else {}
@@ -121,9 +121,9 @@ class Search:
             self.seconds_per_step, self.overhead = known["seconds_per_step"], known["overhead"]
             return
         times = []
-        for k, steps in enumerate((PROBE_STEPS, 3 * PROBE_STEPS)):
+        for k, count in enumerate((steps, 3 * steps)):
             folder = self.out / "folds" / f".probe-{k}-{candidate.frozen}"
-            fold = Fold(candidate, self.domains[0], steps, str(folder), self.seed, self.settings)
+            fold = Fold(candidate, self.domains[0], count, str(folder), self.seed, self.settings)
             begun = time.monotonic()
             outcome = run_fold(self.dataset, fold)
             times.append(time.monotonic() - begun)
@@ -131,8 +131,8 @@ class Search:
                 raise KeyboardInterrupt
             if outcome.end == "failed":
                 raise InputError(outcome.error)
-        self.seconds_per_step = max(1e-4, (times[1] - times[0]) / (2 * PROBE_STEPS))
-        self.overhead = max(0.05, times[0] - PROBE_STEPS * self.seconds_per_step)
+        self.seconds_per_step = max(1e-4, (times[1] - times[0]) / (2 * steps))
+        self.overhead = max(0.05, times[0] - steps * self.seconds_per_step)
         plan = {
             "fingerprint": self.dataset.fingerprint,
             "frozen": candidate.frozen,
@@ -166,29 +166,29 @@ class Search:
     def run(self, candidates: Sequence[Candidate], full_steps: int) -> list[Round]:
         """All rounds, the last one being what is chosen from."""
         remembered = self._remembered()
-        available = self.clock.left - self.final_seconds(full_steps) - (RAY_START if self.workers > 1 else 0)
+        available = self.clock.left - (RAY_START if self.workers > 1 else 0)
         steps, chosen = full_steps, list(candidates)
         if remembered:
             steps = remembered[0]["steps"]
             known = [c for c in candidates if c.name in remembered[0]["candidates"]]
             chosen = [*known, *(c for c in candidates if c not in known)]
-            while len(chosen) > len(known) and self.round_seconds(chosen[len(known) :], steps) > available:
+            while len(chosen) > len(known) and not self._fits(chosen[len(known) :], steps, available):
                 chosen.pop()
-        elif self.round_seconds(chosen, full_steps) > available:
+        elif not self._fits(chosen, full_steps, available):
             steps, chosen = self._first_round(chosen, full_steps, available)
         if not chosen:
             return []
         if len(chosen) < len(candidates):
             left = ", ".join(c.name for c in candidates if c not in chosen)
             self.say(f"The budget has no room for: {left}.")
-        first = self._round(chosen, steps, full_steps, position=0)
+        first = self._round(chosen, steps, position=0)
         rounds = [first]
-        if steps >= full_steps or self.clock.left <= self.final_seconds(full_steps):
+        if steps >= full_steps or self.clock.left <= self.final_seconds(steps):
             return rounds
         ranked = self._ranked(first)
         if len(ranked) < 2:
             return rounds
-        available = self.clock.left - self.final_seconds(full_steps) - (RAY_START / 2 if self.workers > 1 else 0)
+        available = self.clock.left - (RAY_START / 2 if self.workers > 1 else 0)
         keep = ranked[: max(2, math.ceil(len(ranked) / 3))]
         boosting = [c for c in chosen if not c.network]
         more = self._affordable(keep, full_steps, available)
@@ -197,7 +197,7 @@ class Search:
             keep = [c for c in chosen if c.name in remembered[1]["candidates"] and c.network]
         if more >= 1.5 * steps:
             self.say(f"Going on with {' and '.join(c.name for c in keep)} for {more} steps.")
-            second = self._round([*keep, *boosting], more, full_steps, position=1)
+            second = self._round([*keep, *boosting], more, position=1)
             if len(second.complete(self.domains)) > len(boosting):
                 rounds.append(second)
         return rounds
@@ -207,19 +207,23 @@ class Search:
     ) -> tuple[int, list[Candidate]]:
         """As many candidates as fit with few steps, in their order, and the steps that half of the time allows."""
         chosen = list(candidates)
-        while chosen and self.round_seconds(chosen, FEWEST_STEPS) > available:
+        while chosen and not self._fits(chosen, FEWEST_STEPS, available):
             chosen.pop()
         if not chosen:
             return 0, []
         share = 1.0 if len(chosen) < 3 else 0.55
         return max(FEWEST_STEPS, self._affordable(chosen, full_steps, share * available)), chosen
 
+    def _fits(self, candidates: Sequence[Candidate], steps: int, available: float) -> bool:
+        """Whether a round and the final model after it fit into a time."""
+        return self.round_seconds(candidates, steps) + self.final_seconds(steps) <= available
+
     def _affordable(self, candidates: Sequence[Candidate], most: int, available: float) -> int:
-        """The steps that candidates may have in a time."""
+        """The steps that candidates may have in a time, in which the final model is trained as well."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            if self.round_seconds(candidates, middle) <= available:
+            if self._fits(candidates, middle, available):
                 low = middle
             else:
                 high = middle - 1
@@ -232,7 +236,7 @@ class Search:
         by_name = {c.name: c for c in done.candidates}
         return [by_name[name] for name in names if by_name[name].network]
 
-    def _round(self, candidates: Sequence[Candidate], steps: int, full_steps: int, position: int) -> Round:
+    def _round(self, candidates: Sequence[Candidate], steps: int, position: int) -> Round:
         self._remember(position, candidates, steps)
         folds = {
             (c.name, d): Fold(c, d, steps, folder_of(self.out, c, d, k, steps), self.seed, self.settings)
@@ -255,7 +259,7 @@ class Search:
                 f"Comparing {len(candidates)} methods, {steps} steps each, leaving out each of {len(self.domains)} "
                 f"domains: {len(folds)} trainings{found}."
             )
-            self._train(todo, done, stop_with=self.final_seconds(full_steps))
+            self._train(todo, done, stop_with=self.final_seconds(steps))
         return done
 
     def _train(self, folds: Sequence[Fold], done: Round, stop_with: float) -> None:
@@ -288,7 +292,7 @@ class Search:
 
             run_tasks(run_fold, [(self.data, fold) for fold in folds], self.workers, ended, out_of_time)
             return
-        with asked_to_stop() as stopped, _interrupt_after(self.clock.left - stop_with):
+        with asked_to_stop() as stopped, interrupt_after(self.clock.left - stop_with):
             for position, fold in enumerate(folds):
                 if fold.candidate.name in self.failed:
                     continue
@@ -331,7 +335,7 @@ def workers_for(budget: float) -> int:
     return 1 if budget < RAY_FROM else cores
 
 
-class _interrupt_after:
+class interrupt_after:
     """Asks this process to stop after some seconds, as Ctrl-C would; only where signals arrive (the main thread)."""
 
     def __init__(self, seconds: float) -> None:
