@@ -30,7 +30,7 @@ from rcalign.fit.folds import Fold, left_out
 from rcalign.fit.look import Look, look
 from rcalign.fit.page import render_page
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
-from rcalign.fit.search import Clock, Round, Search, candidate_json, interrupt_after, workers_for
+from rcalign.fit.search import Clock, Round, Search, candidate_json, interrupt_after, start_seconds, workers_for
 from rcalign.interrupts import asked_to_stop
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
@@ -99,6 +99,7 @@ def fit(
         raise InputError(f"the rule is '{rule}', but 'mean' or 'worst' is expected.")
     if len(dataset.classes) < 2:
         raise InputError(f"'{dataset.name}' has one class only, '{dataset.classes[0]}': at least two are needed.")
+    start = start_seconds(clock)
     settings = dict(settings or {})
     images = not isinstance(dataset.content, Arrays)
     candidates = portfolio(more, domains=len(dataset.domains), images=images, table=isinstance(dataset.content, Table))
@@ -119,7 +120,8 @@ def fit(
         clock,
         seed=seed,
         settings=settings,
-        workers=workers or workers_for(budget),
+        workers=workers or workers_for(clock.left, start),
+        start_seconds=start,
         say=say,
         show=show,
         rule=rule,

@@ -32,8 +32,8 @@ from rcalign.sweeps.progress import duration
 PROBE_STEPS = 30
 FEWEST_STEPS = 40  # of a round: fewer say nothing
 SAFETY = 1.25  # how much longer than measured a fold may take
-RAY_FROM = 90.0  # seconds of budget from which processes of their own are worth their start
-RAY_START = 20.0  # seconds until Ray and its workers are there
+RAY_START = 10.0  # seconds until Ray and its workers are there, at least
+WORTH = 6.0  # how many times as long as their start processes must be of use
 PAGE = 6.0  # seconds for what follows the last training
 
 
@@ -106,6 +106,7 @@ class Search:
     failed: dict[str, str] = field(default_factory=dict)
     seconds_per_step: float = 0.0
     overhead: float = 0.0
+    start_seconds: float = RAY_START
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -166,7 +167,7 @@ class Search:
     def run(self, candidates: Sequence[Candidate], full_steps: int) -> list[Round]:
         """All rounds, the last one being what is chosen from."""
         remembered = self._remembered()
-        available = self.clock.left - (RAY_START if self.workers > 1 else 0)
+        available = self.clock.left - (self.start_seconds if self.workers > 1 else 0)
         steps, chosen = full_steps, list(candidates)
         if remembered:
             steps = remembered[0]["steps"]
@@ -188,7 +189,7 @@ class Search:
         ranked = self._ranked(first)
         if len(ranked) < 2:
             return rounds
-        available = self.clock.left - (RAY_START / 2 if self.workers > 1 else 0)
+        available = self.clock.left - (self.start_seconds if self.workers > 1 else 0)
         keep = ranked[: max(2, math.ceil(len(ranked) / 3))]
         boosting = [c for c in chosen if not c.network]
         more = self._affordable(keep, full_steps, available)
@@ -329,10 +330,15 @@ class Search:
         write_whole(self.out / "rounds.json", text.encode())
 
 
-def workers_for(budget: float) -> int:
-    """Processes to use: one for a small budget, in which they could not even start, else one for each core."""
+def start_seconds(clock: Clock) -> float:
+    """How long further processes take to be there, from how long this one took."""
+    return max(RAY_START, 1.5 * clock.spent)
+
+
+def workers_for(left: float, start: float) -> int:
+    """Processes to use: this one where others would hardly be there when the time is over, else one for each core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if budget < RAY_FROM else cores
+    return 1 if left < WORTH * start else cores
 
 
 class interrupt_after:
