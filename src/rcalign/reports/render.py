@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rcalign.errors import InputError, unknown
 from rcalign.files import format_by_ending, write_whole
-from rcalign.reports import exports, text
+from rcalign.reports import text, trackers
 from rcalign.reports.html import make_page
 from rcalign.reports.report import Report
 
@@ -17,7 +17,7 @@ TEXTS: dict[str, Callable[[Report], str]] = {
     "csv": text.comma_separated,
     "html": make_page,
 }
-FORMATS = ("terminal", *TEXTS, *exports.EXPORTS)
+FORMATS = ("terminal", *TEXTS, *trackers.EXPORTS)
 ENDINGS = {
     "terminal": (".txt",),
     "markdown": (".md", ".markdown"),
@@ -38,7 +38,7 @@ def format_of(name: str | None, out: Path | str | None) -> str:
     """
     if name is not None and name not in FORMATS:
         raise unknown("format", name, FORMATS)
-    if name in exports.EXPORTS:  # these write a folder, whatever it is called
+    if name in trackers.EXPORTS:  # these write a folder, whatever it is called
         return name
     return format_by_ending(name, out, ENDINGS, "terminal")
 
@@ -47,10 +47,10 @@ def render(
     report: Report, format: str, out: Path | str | None = None, width: int | None = None, colour: bool = False
 ) -> str:
     """The text of a report, also written to ``out``; of an export, which needs a folder, one sentence."""
-    if format in exports.EXPORTS:
+    if format in trackers.EXPORTS:
         if out is None:
             raise InputError(f"`format={format}` writes a folder: name it with `out`.")
-        count = exports.EXPORTS[format](report, out)
+        count = trackers.EXPORTS[format](report, out)
         return f"{count} runs written to {out} for {format}.\n"
     content = text.terminal(report, width, colour) if format == "terminal" else TEXTS[format](report)
     if out is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from rcalign import api
 from rcalign.errors import InputError
-from rcalign.reports.exports import scalars
+from rcalign.reports.trackers import scalars
 from rcalign.store.read_runs import read_runs
 
 
