@@ -631,7 +631,7 @@ def diagnose(
         domain_names=names,
         source_priors=model.training_priors,
         calibration=model.temperature,
-        temperature=float(model.config.hparams.get("temperature", 1.0)),
+        temperature=model.algorithm.traits.alignment_value("temperature", model.config.hparams, 1.0),
         trained_domains=model.config.spec.domains,
         **options,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +45,17 @@ class Traits:
     images_only: bool = False
     erm_when: tuple[tuple[str, object], ...] | None = None
     recipe_part: bool = False
+    alignment: tuple[tuple[str, str], ...] = ()
+
+    def alignment_value(self, role: str, hparams: Mapping[str, Any], default: float) -> float:
+        """The value of the hyperparameter that has a role in the alignment; the default if none has.
+
+        >>> Traits(alignment=(("weight", "alpha"),)).alignment_value("weight", {"alpha": 0.3}, 1.0)
+        0.3
+        """
+        field = dict(self.alignment).get(role)
+        return default if field is None else float(hparams[field])
+
     row_losses: bool = False
 
 

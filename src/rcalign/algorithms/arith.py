@@ -36,7 +36,7 @@ from rcalign.types import Batch
     summary="one gradient step per domain, then towards the mean of the points visited",
     paper="Balanced Direction from Multifarious Choices: Arithmetic Meta-Learning for Domain Generalization (2025)",
     family="meta-learning",
-    traits=Traits(erm_when=(("inner_rate", 0.0), ("weighting", "uniform"))),
+    traits=Traits(erm_when=(("inner_rate", 0.0), ("weighting", "uniform")), alignment=(("inner_rate", "inner_rate"),)),
 )
 class Arith(Algorithm):
     @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ for extra networks, ``make_optimizers()`` for more than one optimizer, ``step()`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,8 +216,10 @@ class Algorithm(nn.Module):
     def adam(self, parameters: Iterable[nn.Parameter], **changes: Any) -> torch.optim.Adam:
         """Adam with this run's learning rate and weight decay, unless changed."""
         options: dict[str, Any] = {"lr": self.hparams.learning_rate, "weight_decay": self.hparams.weight_decay}
+        trained = [p for p in parameters if p.requires_grad]
         # fused: one pass over the memory; a third of the time on a CPU
-        return torch.optim.Adam([p for p in parameters if p.requires_grad], **{**options, "fused": True, **changes})
+        options["fused"] = bool(trained) and has_fused_adam(trained[0].device.type)
+        return torch.optim.Adam(trained, **{**options, **changes})
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -295,6 +298,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return value.item() if isinstance(value, np.generic) else value
+
+
+@functools.cache
+def has_fused_adam(device: str) -> bool:
+    """Whether this version of torch has a fused Adam for a kind of device: on a CPU from 2.4 on.
+
+    >>> has_fused_adam("cpu") or torch.__version__ < "2.4"
+    True
+    """
+    try:
+        torch.optim.Adam([nn.Parameter(torch.zeros(1, device=device))], fused=True)
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager

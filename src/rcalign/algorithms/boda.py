@@ -17,7 +17,11 @@ from rcalign.registry import Traits, register
     summary="BoDA_r under its name in the domain generalization tables",
     paper="Yang et al., On Multi-Domain Long-Tailed Recognition, Imbalanced Domain Generalization and Beyond (2022)",
     family="long-tailed, alignment",
-    traits=Traits(needs_counts=True, erm_when=(("boda_weight", 0.0), ("macro_weight", 0.0))),
+    traits=Traits(
+        needs_counts=True,
+        erm_when=(("boda_weight", 0.0), ("macro_weight", 0.0)),
+        alignment=(("temperature", "temperature"),),
+    ),
 )
 class BoDA(BoDAr):
     pass

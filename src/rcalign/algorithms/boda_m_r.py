@@ -39,7 +39,11 @@ LARGEST = 2**28  # numbers in a table of covariances: 1 GiB of float32
     summary="BoDA_r with Mahalanobis distances (a reconstruction)",
     paper="Yang et al., On Multi-Domain Long-Tailed Recognition, Imbalanced Domain Generalization and Beyond (2022)",
     family="long-tailed, alignment",
-    traits=Traits(needs_counts=True, erm_when=(("boda_weight", 0.0), ("macro_weight", 0.0))),
+    traits=Traits(
+        needs_counts=True,
+        erm_when=(("boda_weight", 0.0), ("macro_weight", 0.0)),
+        alignment=(("temperature", "temperature"),),
+    ),
 )
 class BoDAMr(BoDAr):
     @dataclass(frozen=True, kw_only=True)

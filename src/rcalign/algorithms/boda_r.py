@@ -40,7 +40,11 @@ from rcalign.types import Batch, StepOutput
     summary="alignment to domain-class centroids, calibrated by sample counts",
     paper="Yang et al., On Multi-Domain Long-Tailed Recognition, Imbalanced Domain Generalization and Beyond (2022)",
     family="long-tailed, alignment",
-    traits=Traits(needs_counts=True, erm_when=(("boda_weight", 0.0), ("macro_weight", 0.0))),
+    traits=Traits(
+        needs_counts=True,
+        erm_when=(("boda_weight", 0.0), ("macro_weight", 0.0)),
+        alignment=(("temperature", "temperature"),),
+    ),
 )
 class BoDAr(Algorithm):
     @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,9 @@ Episode = tuple[tuple[int, ...], tuple[int, ...]]
     summary="a gradient step on some domains must help the others",
     paper="Li et al., Learning to Generalize: Meta-Learning for Domain Generalization (2018)",
     family="meta-learning",
-    traits=Traits(min_domains=2, erm_when=(("episodes", "ring"), ("meta_weight", 0.0))),
+    traits=Traits(
+        min_domains=2, erm_when=(("episodes", "ring"), ("meta_weight", 0.0)), alignment=(("inner_rate", "inner_rate"),)
+    ),
 )
 class MLDG(Algorithm):
     @dataclass(frozen=True, kw_only=True)

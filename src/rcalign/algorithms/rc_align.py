@@ -62,7 +62,11 @@ from rcalign.types import Batch
     summary="leave-one-domain-out meta-learning with domain-class alignment and manifold mixup",
     paper="Yeom et al., Robust Domain Generalization under Divergent Marginal and Conditional Distributions (2026)",
     family="meta-learning, alignment",
-    traits=Traits(min_domains=2, erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0))),
+    traits=Traits(
+        min_domains=2,
+        erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0)),
+        alignment=(("weight", "alignment_weight"), ("temperature", "temperature"), ("inner_rate", "inner_rate")),
+    ),
 )
 class RCAlign(Algorithm):
     @dataclass(frozen=True, kw_only=True)

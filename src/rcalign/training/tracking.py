@@ -3,6 +3,7 @@ and whether the inner step contracts its objective. Measuring changes nothing in
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,9 @@ class Tracker:
         y = torch.from_numpy(np.concatenate([self._task.dataset.y[part] for part in rows])).to(self._task.inputs.device)
         domain = torch.cat([torch.full((len(part),), k) for k, part in enumerate(rows)]).to(y.device)
         x = torch.cat(list(self._task.inputs.batches(np.concatenate(rows))))
-        weight = getattr(model.hparams, "alignment_weight", 0.0) or 1.0
-        rate = getattr(model.hparams, "inner_rate", 1e-3)
+        hparams = dataclasses.asdict(model.hparams)
+        weight = model.traits.alignment_value("weight", hparams, 0.0) or 1.0
+        rate = model.traits.alignment_value("inner_rate", hparams, 1e-3)
 
         def objective(output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             features, logits = output
