@@ -124,14 +124,15 @@ class ImageStore:
         out = np.empty((len(rows), self.size, self.size, 3), np.uint8)
         shard = np.searchsorted(self._starts, rows, side="right") - 1
         for i, (row, s) in enumerate(zip(rows, shard, strict=True)):
-            out[i] = self._image(s, row - self._starts[s])
+            self._read(s, row - self._starts[s], out[i])
         self._release(out.nbytes)
         import torch  # here and not above: a list of data sets does without it
 
         return torch.from_numpy(out)
 
-    def _image(self, shard: int, row: int) -> np.ndarray:
-        return self._shards[shard][row]
+    def _read(self, shard: int, row: int, out: np.ndarray) -> None:
+        """Writes one image to ``out``."""
+        out[:] = self._shards[shard][row]
 
     def _release(self, read: int) -> None:
         """Unmaps pages now and then. They stay in the system's file cache; this process's memory stays bounded."""
@@ -154,9 +155,9 @@ class PackedStore(ImageStore):
         self._ends = [np.concatenate([[0], found]) for found in ends]
         self._starts = np.cumsum([0, *(len(found) for found in ends)])
 
-    def _image(self, shard: int, row: int) -> np.ndarray:
+    def _read(self, shard: int, row: int, out: np.ndarray) -> None:
         start, stop = self._ends[shard][row : row + 2]
-        return _jpeg().decode_jpeg(self._shards[shard][start:stop].tobytes(), colorspace="RGB")
+        _jpeg().decode_jpeg(self._shards[shard][start:stop].tobytes(), colorspace="RGB", buffer=out)
 
 
 def open_images(dataset: Dataset, size: int, *, progress: bool = False) -> ImageStore:
