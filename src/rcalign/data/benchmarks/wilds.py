@@ -215,7 +215,7 @@ def _there(item: WildsSet, root: str | os.PathLike[str] | None) -> Path:
 
 def _images(folder: Path) -> set[str]:
     """The paths of all images below a folder."""
-    found = set()
+    found: set[str] = set()
     for top, _, files in os.walk(folder):
         inside = os.path.relpath(top, folder)
         found.update(f"{inside}/{name}" for name in files if name.endswith(".png"))

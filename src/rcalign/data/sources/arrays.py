@@ -97,8 +97,8 @@ def _read(file: Path) -> dict[str, np.ndarray]:
             start = opened.read(6)
         if not start.startswith(b"PK"):  # numpy would take anything else for a pickle
             one = start == b"\x93NUMPY"
-            found = "one array, as numpy.save writes it" if one else "no archive of arrays, whatever its name says"
-            raise InputError(f"'{file}' is {found}: write x, y and domain with numpy.savez.")
+            what = "one array, as numpy.save writes it" if one else "no archive of arrays, whatever its name says"
+            raise InputError(f"'{file}' is {what}: write x, y and domain with numpy.savez.")
         with np.load(file, allow_pickle=False) as archive:
             found = {key: archive[key] for key in (*REQUIRED, *OPTIONAL) if key in archive.files}
         for key, value in found.items():
