@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import statistics
 import subprocess
@@ -10,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from rcalign.devices import keep_freed_memory
 
 Row = dict[str, Any]
 
@@ -27,7 +28,7 @@ def interleaved(actions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: 
     """Seconds of each action, one call each per round, in turn (the order reverses from round to round)."""
     taken: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
-    _keep_memory()
+    keep_freed_memory()  # as the training loop does
     gc.collect()
     for k in range(warm_up + rounds):
         for name in names if k % 2 == 0 else reversed(names):
@@ -36,16 +37,6 @@ def interleaved(actions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: 
             if k >= warm_up:
                 taken[name].append(time.perf_counter() - start)
     return taken
-
-
-def _keep_memory() -> None:
-    """glibc keeps freed blocks. Else it gives those above 32 MB back to the system and asks for them again, which costs
-    some steps and not others (ERM's pass of all images more than two smaller ones) and differs from run to run.
-    """
-    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
-        trim_threshold, mmap_max = -1, -4
-        ctypes.CDLL(None).mallopt(mmap_max, 0)
-        ctypes.CDLL(None).mallopt(trim_threshold, 2**31 - 1)
 
 
 def ratio(taken: Mapping[str, list[float]], of: str, to: str, turns: int = 2) -> float:

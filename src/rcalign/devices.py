@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import torch
 
 from rcalign.errors import InputError, unknown
@@ -35,3 +38,16 @@ def resolve_device(name: str) -> str:
 
 def _count(kind: str) -> int:
     return torch.cuda.device_count() if kind == "cuda" else 1
+
+
+def keep_freed_memory() -> bool:
+    """Makes glibc keep freed blocks for this process, and returns whether it does.
+
+    Otherwise it gives blocks above 32 MB back to the system and asks for them again in every step of training on
+    images, which costs a page fault for each 4 KB (see docs/architecture.md for what that takes).
+    """
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if library is None or not hasattr(library, "mallopt"):
+        return False
+    trim_threshold, mmap_max = -1, -4
+    return bool(library.mallopt(mmap_max, 0) and library.mallopt(trim_threshold, 2**31 - 1))

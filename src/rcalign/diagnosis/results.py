@@ -174,7 +174,9 @@ class PriorEstimates:
 
     def of(self, positions: Sequence[int]) -> PriorEstimates:
         """The same for some of the classes."""
-        some = {name: tuple(getattr(self, name)[c] for c in positions) for name in ("classes", "source", "em", "bbse")}
+        some: dict[str, Any] = {
+            name: tuple(getattr(self, name)[c] for c in positions) for name in ("classes", "source", "em", "bbse")
+        }
         return dataclasses.replace(self, **some)
 
     @property

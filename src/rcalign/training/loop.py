@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm
 from rcalign.checkpoints import load_state, load_weights, save_state, save_weights
+from rcalign.devices import keep_freed_memory
 from rcalign.distributed import DividedRows, any_worker, first_alone, workers
 from rcalign.errors import DivergedError
 from rcalign.evaluation.evaluate import (
@@ -85,6 +86,8 @@ def fit(
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     autocast = torch.autocast(task.inputs.device.type, half, enabled=half is not None)
     on_cpu = task.inputs.device.type == "cpu"
+    if on_cpu and task.inputs.augmentation is not None:  # rows of numbers never need blocks that large
+        keep_freed_memory()
     logs: Mapping[str, Tensor | float] = {}
     started = time.perf_counter() - at.seconds
     with asked_to_stop() as asked, _bar(progress and here.is_first) as bar:
