@@ -72,6 +72,15 @@ def test_few_domains_give_wide_intervals() -> None:
     assert expect({"a": [0.7]}, ["u"]).interval == (0.0, 1.0)
 
 
+def test_equal_domains_do_not_make_it_certain() -> None:
+    """Three domains of forty rows that were all right say little about the next one."""
+    scores, names = {"a": [1.0, 1.0, 1.0]}, ["u", "v", "w"]
+    small, large = (expect(scores, names, rows=[n] * 3).interval for n in (40, 4000))
+    assert small[0] < 0.95 < large[0] and small[1] == large[1] == 1.0
+    spread = {"a": [0.5, 0.9, 0.7]}
+    assert expect(spread, names, rows=[4000] * 3).interval == expect(spread, names).interval
+
+
 def test_ties_go_to_the_cheaper_one_and_clear_wins_do_not() -> None:
     scores = {"dear": [0.80, 0.70, 0.90], "cheap": [0.79, 0.71, 0.90], "poor": [0.5, 0.4, 0.6]}
     costs = {"dear": 5.0, "cheap": 1.0, "poor": 0.1}

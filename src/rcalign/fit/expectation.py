@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import t as student_t
 
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import next_value_interval
@@ -105,8 +106,12 @@ def expect(
     costs: Mapping[str, float] | None = None,
     rule: str = "mean",
     level: float = 0.9,
+    rows: Sequence[int] | None = None,
 ) -> Expectation:
     """What to expect on the next domain from the method that ``choose`` takes.
+
+    rows: of each domain. The interval is then never narrower than counting so few rows allows, even where all domains
+    gave the same accuracy.
 
     >>> found = expect({"a": [0.7, 0.8, 0.6], "b": [0.6, 0.7, 0.5]}, ["u", "v", "w"])
     >>> round(found.expected, 2), round(found.optimism, 2), found.worst_domain
@@ -124,6 +129,9 @@ def expect(
         nested.append(float(scores[again][k]))
     expected = float(np.mean(nested))
     low, high = next_value_interval(nested, level)
+    if rows is not None and count > 1:
+        spread = _counting_spread(expected, rows, count, level)
+        low, high = max(0.0, min(low, expected - spread)), min(1.0, max(high, expected + spread))
     worst = int(own.argmin())
     return Expectation(
         expected=expected,
@@ -137,6 +145,13 @@ def expect(
     )
 
 
+def _counting_spread(mean: float, rows: Sequence[int], count: int, level: float) -> float:
+    """Half the width that the noise of counting rows gives alone; one right and one wrong row more are assumed."""
+    each = float(np.mean(rows))
+    share = (mean * each + 1) / (each + 2)
+    return float(student_t.ppf((1 + level) / 2, count - 1) * np.sqrt(share * (1 - share) / each * (1 + 1 / count)))
+
+
 def _sentence(expected: float, low: float, high: float, level: float, count: int, worst: float, where: str) -> str:
     text = (
         f"On the next domain expect about {100 * expected:.0f} % accuracy; with {100 * level:.0f} % probability it "
@@ -145,7 +160,7 @@ def _sentence(expected: float, low: float, high: float, level: float, count: int
     )
     if count < FEW:
         text += (
-            f" {count} domains are few: the interval is wide because little is known of how domains differ, and only "
-            "more domains make it narrower."
+            f" {count} domains are few: little is known of how domains differ, hence a wide interval where they "
+            "did, and only more domains would tell more."
         )
     return text

@@ -207,7 +207,8 @@ def _finish(
     by_name = {c.name: (c, done) for done in rounds for c in done.candidates}
     costs = {name: by_name[name][0].cost * by_name[name][1].steps for name in scores}
     choice = choose(scores, costs, rule)
-    expected = expect(scores, dataset.domains, costs, rule)
+    rows = [int(n) for n in np.bincount(dataset.domain, minlength=len(dataset.domains))]
+    expected = expect(scores, dataset.domains, costs, rule, rows=rows)
     say(f"Chosen by the {rule} over left-out domains: {choice.reason}.")
     say(expected.sentence)
     candidate, done = by_name[choice.method]
