@@ -28,7 +28,8 @@ def test_sample_info_and_list(rcalign: Run, own_root: Path) -> None:
     assert code == 0 and "art_painting" in out and "a drawn stand-in for PACS" in out
     code, out, _ = rcalign("data", "list", "--json")
     state = {row["name"]: row["state"] for row in json.loads(out)}
-    assert state["PACS"] == "stand-in" and state["VLCS"] == "–" and len(state) == 14
+    assert state["PACS"] == "stand-in" and state["VLCS"] == "–"
+    assert {"hearts", "sentiment", "Camelyon17", "FMoW", "SpawriousM2M_hard", "SVIRO", "RotatedMNIST"} <= state.keys()
     assert rcalign("data", "list")[0] == 0
 
 
@@ -44,7 +45,7 @@ def test_train_by_name(rcalign: Run, own_root: Path) -> None:
     rcalign("data", "sample", "VLCS-MLT", "--out", "tail", "--size", 32)
     code, out, err = rcalign("train", "VLCS-MLT:root=tail", *options, "--protocol", "mdlt", "--out", "tailed")
     assert code == 0, err
-    assert "Caltech101" in out and "few shot" in out
+    assert "Caltech101" in out and "few (" in out
 
 
 def test_runs_are_named_after_the_benchmark(rcalign: Run, tmp_path: Path) -> None:
