@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from rcalign.algorithms.rc_align import RCAlign
 from rcalign.reports.figures import AVERAGE, Results
@@ -61,6 +62,12 @@ def final(label: str, other: str = "ERM") -> str:
     return f"{table().against(label, other).mean:+.1f}".replace("-", "−")
 
 
+def order(row: str) -> str:
+    """Rank correlation of the methods' accuracy in the paper and here."""
+    pairs = step_pages.beside_the_paper(table(), row)
+    return f"{stats.spearmanr([a for a, _, _ in pairs], [b for _, b, _ in pairs]).statistic:+.2f}".replace("-", "−")
+
+
 def late(label: str, average: str) -> str:
     """Late stages fine-tuned: mean over PACS's tested domains."""
     lines = step_study.lines_of(RECORDS / "table-late.jsonl")
@@ -91,11 +98,15 @@ def test_every_figure_is_that_of_the_records() -> None:
             *(mean(long_tailed, label) for label in ("BSoftmax", "ERM")),
         ],
         3: [mean("compound", label) for label in ("BSoftmax + SWAD", "ERM", PLUS, "RC-Align")],
-        4: [*(gap(name, "RC-Align") for name in (*both, "compound")), gap("mdlt", "M"), gap("mdlt", "RC-Align")],
+        4: [
+            *(gap(name, "RC-Align") for name in (*both, "compound")),
+            *(gap("mdlt", label) for label in ("M", "RC-Align")),
+            *(order(row) for row in step_pages.ORDERS),
+        ],
         5: [
-            *(final(label) for label in (OURS, PAPER, f"{OURS} + SWAD", EQUAL)),
+            *(final(label) for label in (OURS, f"{OURS} + SWAD", PAPER, EQUAL)),
             final(EQUAL, PAPER),
-            *(final(f"{label} + SWAD") for label in (EQUAL, "Fish", "BSoftmax")),
+            *(final(f"{label} + SWAD") for label in (EQUAL, "CORAL", "BSoftmax")),
             "1.5",  # the goal
         ],
         6: [
@@ -131,6 +142,7 @@ def test_the_changed_step_is_judged_by_the_rule() -> None:
     assert figures.against(OURS, "ERM").mean < 0 and figures.against(f"{OURS} + SWAD", "ERM").verdict == "ties"
     for label in (EQUAL, f"{EQUAL} + SWAD"):
         assert all(figures.against(label, "ERM", [row]).verdict != "loses" for row in rows)
+    assert [row for row in rows if figures.against(PAPER, "ERM", [row]).verdict == "loses"] == ["emoji", "emoji-mlt"]
     labels = [label for label in figures.values if label.split(" + SWAD")[0] in step_study.METHODS]
     assert max(labels, key=figures.mean).startswith(EQUAL)
     p = {label: figures.against(label, "ERM").p for label in labels if label != "ERM"}
