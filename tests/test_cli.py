@@ -57,7 +57,7 @@ def test_train_evaluate_predict_on_rows(rcalign: Run, rows: Path, tmp_path: Path
     code, out, _ = rcalign("train", rows, "--test-domain", "2", "--steps", "60", "--out", "run")
     assert code == 0 and "macro F1" in out and "Run folder: run" in out
     folder = tmp_path / "run"
-    for name in ("config.json", "records.jsonl", "best.safetensors", "last.safetensors", "state.safetensors"):
+    for name in ("config.json", "records.jsonl", "best.safetensors", "result.json"):
         assert (folder / name).is_file()
     result = json.loads((folder / "result.json").read_text())
     for key in ("algorithm", "seed", "protocol", "test_domains", "accuracy", "average", "worst", "balanced", "shots"):
@@ -138,10 +138,10 @@ def test_a_two_stage_method_is_one_command(rcalign: Run, rows: Path, tmp_path: P
 
 def test_a_finished_run_is_found_not_repeated(rcalign: Run, rows: Path, tmp_path: Path) -> None:
     rcalign("train", rows, "--test-domain", "2", *QUICK, "--out", "run")
-    before = (tmp_path / "run" / "state.safetensors").stat().st_mtime_ns
+    before = (tmp_path / "run" / "best.safetensors").stat().st_mtime_ns
     code, out, _ = rcalign("train", rows, "--test-domain", "2", *QUICK, "--out", "run", "--resume")
     assert code == 0 and "macro F1" in out
-    assert (tmp_path / "run" / "state.safetensors").stat().st_mtime_ns == before
+    assert (tmp_path / "run" / "best.safetensors").stat().st_mtime_ns == before
 
 
 def test_lists(rcalign: Run, rows: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_command(finished_sweep: Path, tmp_path: Path) -> None:
     [
         ({"format": "htlm"}, "unknown format 'htlm': did you mean 'html'"),
         ({"select": "orcale"}, "unknown selection rule 'orcale': did you mean 'oracle'"),
-        ({"format": "mlflow"}, "--format mlflow writes a folder: name it with --out."),
+        ({"format": "mlflow"}, "`format=mlflow` writes a folder: name it with `out`."),
         ({"baseline": "ERN"}, "unknown algorithm in this report 'ERN': did you mean 'ERM'"),
         ({"out": "."}, "is a folder, but a report in format terminal is a file"),
     ],
