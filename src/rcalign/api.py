@@ -99,6 +99,8 @@ def evaluate(
     rows_of: Mapping[str, np.ndarray]
     if data is None:
         rows_of = make_splits(dataset, config.protocol, config.test_domains, config.seed).test
+        if not rows_of:
+            raise InputError(f"'{run}' was trained on all its domains, so nothing is left to test on: name other data.")
     else:
         rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
     notes = model.notes

@@ -131,6 +131,8 @@ def test_no_budget_trains_the_recommended_method_only(tmp_path: Path) -> None:
     assert result["table"] == [] and result["expectation"] is None
     assert "nothing is known about the next domain" in (tmp_path / "out" / "report.html").read_text()
     assert api.predict(result["model"], [file])["count"] == 240
+    with pytest.raises(InputError, match="nothing is left to test on"):
+        api.evaluate(result["model"])
     with pytest.raises(InputError, match="no left-out predictions"):
         api.predict(result["model"], [file], coverage=0.8)
 
