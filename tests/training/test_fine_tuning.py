@@ -20,7 +20,7 @@ from toy import batch, make, spec, takes_images, weights
 EVERYTHING: dict[str, Any] = {
     "optimizer": "adamw",
     "schedule": "cosine",
-    "warm_up": 2,
+    "schedule_warm_up": 2,
     "layer_decay": 0.5,
     "clip_gradient": 1.0,
     "warm_up_head": 2,

@@ -3,8 +3,8 @@
 With base learning rate r, step t = 0, 1, ..., T - 1 and layer l of L (0 is the one that reads the input, L the head):
 
     learning rate   r * warm(t) * schedule(t) * layer_decay^(L - l)
-    warm(t)         min(1, (t + 1) / warm_up)
-    schedule(t)     1, or with "cosine" (1 + cos(pi s)) / 2, s = max(0, t - warm_up) / (T - warm_up)
+    warm(t)         min(1, (t + 1) / w)
+    schedule(t)     1, or with "cosine" (1 + cos(pi s)) / 2, s = max(0, t - w) / (T - w), w = schedule_warm_up
     adamw           weight decay taken off the weights themselves, not added to the gradient
     clip_gradient   the gradient of each optimizer's parameters scaled to at most this length
     warm_up_head    for so many steps the featurizer's parameters are not updated: the head first, then everything
@@ -32,7 +32,7 @@ class FineTuning:
     >>> from rcalign.algorithms.base import Network
     >>> from rcalign.spec import DataSpec
     >>> model = ERM(DataSpec(("a", "b"), ("one",), ((4, 4),), (5,)), Network(nn.Linear(5, 4), 4, 2))
-    >>> tuning = FineTuning(model, steps=10, schedule="cosine", warm_up=2)
+    >>> tuning = FineTuning(model, steps=10, schedule="cosine", schedule_warm_up=2)
     >>> rates = []
     >>> for step in range(10):
     ...     tuning.before(step)
@@ -48,13 +48,13 @@ class FineTuning:
         steps: int,
         optimizer: str = "adam",
         schedule: str = "constant",
-        warm_up: int = 0,
+        schedule_warm_up: int = 0,
         layer_decay: float = 1.0,
         clip_gradient: float | None = None,
         warm_up_head: int = 0,
     ) -> None:
         self._model, self._steps = model, steps
-        self._optimizer, self._schedule, self._warm_up = optimizer, schedule, warm_up
+        self._optimizer, self._schedule, self._warm_up = optimizer, schedule, schedule_warm_up
         self._clip, self._warm_up_head = clip_gradient, warm_up_head
         self._scales = layer_scales(model, layer_decay) if layer_decay != 1 else {}
         self._step = 0

@@ -182,7 +182,7 @@ class TrainOptions:
     schedule: Annotated[
         str, Option(help="Of the learning rate over the run.", group=TUNING, choices=("constant", "cosine"))
     ] = "constant"
-    warm_up: Annotated[
+    schedule_warm_up: Annotated[
         int, Option(help="Steps over which the learning rate rises to its full value.", group=TUNING, minimum=0)
     ] = 0
     layer_decay: Annotated[
