@@ -35,7 +35,7 @@ class _Views(Batches):
 
     views: np.ndarray  # (VIEWS, n, channels, height, width)
 
-    def at(self, step: int) -> Batch:
+    def at(self, step: int, out: Tensor | None = None) -> Batch:
         batch = super().at(step)
         rows = batch.index.cpu().numpy()
         view = np.random.default_rng([self._seed, step, 0x1A]).integers(len(self.views), size=len(rows))

@@ -42,7 +42,7 @@ def balanced(table: Results, label: str) -> Figure:
     """Class-balanced accuracy, mean over the tested domains."""
     by_trial: dict[int, list[float]] = {}
     for choice in chosen(table, label):
-        by_trial.setdefault(choice.run.trial, []).append(float(np.mean(list(choice.run.result.balanced.values()))))  # type: ignore[index]
+        by_trial.setdefault(choice.run.trial, []).append(float(np.mean(list(choice.run.result.balanced.values()))))  # type: ignore[union-attr]
     return Figure({trial: float(np.mean(values)) for trial, values in by_trial.items()})
 
 
