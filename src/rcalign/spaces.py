@@ -114,7 +114,10 @@ class At:
 
 @dataclass(frozen=True)
 class Field:
-    """The meaning of a hyperparameter, the space it is searched in (None: not searched), its limits, its presets."""
+    """The meaning of a hyperparameter, the space it is searched in (None: not searched), its limits, its presets.
+
+    added_later: sweeps were made before it existed; at its default it is left out of a run's id, so that they go on.
+    """
 
     doc: str
     space: Space | None = None
@@ -122,6 +125,7 @@ class Field:
     maximum: float | None = None
     choices: tuple[Any, ...] | None = None
     presets: Mapping[str, At] = dataclasses.field(default_factory=dict)
+    added_later: bool = False
 
     def space_in(self, preset: str) -> Space | None:
         at = self.presets.get(preset)

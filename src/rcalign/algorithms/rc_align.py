@@ -80,14 +80,22 @@ class RCAlign(Algorithm):
         )
         meta_step: Annotated[
             str,
-            Field("what makes the look-ahead: a plain gradient step or the optimizer's", choices=("sgd", "optimizer")),
+            Field(
+                "what makes the look-ahead: a plain gradient step or the optimizer's",
+                choices=("sgd", "optimizer"),
+                added_later=True,
+            ),
         ] = "sgd"
         inner_rate: Annotated[
             float, Field("step size of the look-ahead under 'sgd'", LogUniform(1e-5, 1e-3), minimum=0)
         ] = 1e-3
         episode_weights: Annotated[
             str,
-            Field("support and query weigh the same under 'mldg', or each by its rows", choices=("equal", "balanced")),
+            Field(
+                "support and query weigh the same under 'mldg', or each by its rows",
+                choices=("equal", "balanced"),
+                added_later=True,
+            ),
         ] = "equal"
         outer_weight: Annotated[
             float, Field("weight of the look-ahead gradient under 'mldg'", LogUniform(0.1, 10), minimum=0)
@@ -121,9 +129,12 @@ class RCAlign(Algorithm):
             Field(
                 "class shares that logit adjustment trains for: equal, or those to expect of an unseen domain",
                 choices=("equal", "expected"),
+                added_later=True,
             ),
         ] = "equal"
-        warm_up: Annotated[int, Field("steps over which alignment and mixup grow to full weight", minimum=0)] = 0
+        warm_up: Annotated[
+            int, Field("steps over which alignment and mixup grow to full weight", minimum=0, added_later=True)
+        ] = 0
 
     def build(self) -> None:
         if self.hparams.meta_gradient == "exact" and self.hparams.meta_step == "optimizer":

@@ -261,7 +261,7 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, fo
         partial.mkdir(parents=True, exist_ok=True)
     listing = hashlib.sha256("\0".join(map(os.fspath, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     outdated = _outdated(folder, listing, size, form)
-    if any(read_object(old / META).get("recipe") == RECIPE for old in outdated):
+    if any((read_object(old / META) or {}).get("recipe") == RECIPE for old in outdated):
         print("The image files changed since they were cached: decoding them again.", file=sys.stderr, flush=True)
     row_bytes = size * size * 3 * (PACKED if form == "jpeg" else 1)
     done = [_shard_whole(_shard(partial, i, form), n, size, form) for i, n in enumerate(lengths)]

@@ -149,7 +149,7 @@ class _Growing:
 
     def _resumed(self) -> int:
         """Opens what an earlier process left behind, cut to the rows that it knew to be safe. -> how many."""
-        state = read_object(self._state)
+        state = read_object(self._state) or {}
         try:
             out = open(self._partial, "r+b")  # noqa: SIM115  (closed by __exit__)
         except FileNotFoundError:

@@ -23,6 +23,7 @@ from rcalign.spaces import Space
 from rcalign.training.options import in_plans
 
 FORMAT = 1  # of plan.json
+NOT_IN_ID = ("keep", "kept_precision", "accumulate")  # what changes no result, nor the run that it belongs to
 DOMAINBED, TUNE_THEN_REPEAT = "domainbed", "tune-then-repeat"
 SEED_RULES = (DOMAINBED, TUNE_THEN_REPEAT)
 
@@ -209,11 +210,19 @@ def _identified(run: PlannedRun) -> PlannedRun:
         run.preset,
         sorted(run.test_domains),
         run.seed,
-        dict(run.hparams),
-        dict(run.options),
+        _as_first_known(run),
+        {name: value for name, value in run.options.items() if name not in NOT_IN_ID},
     ]
     text = json.dumps([FORMAT, *what], sort_keys=True)
     return dataclasses.replace(run, id=hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _as_first_known(run: PlannedRun) -> dict[str, Any]:
+    """The hyperparameters without those that were added later and have their default."""
+    kind = registry.get(run.algorithm).algorithm.Hparams
+    defaults = {item.name: item.default for item in dataclasses.fields(kind)}
+    later = {name for name, about in spaces.fields_of(kind).items() if about.added_later}
+    return {name: value for name, value in run.hparams.items() if name not in later or value != defaults[name]}
 
 
 def _settings_of(sweep: Sweep, data: str, label: str) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def layer_scales(model: Algorithm, decay: float) -> dict[int, float]:
 
 def _layers(featurizer: nn.Module) -> list[list[nn.Parameter]]:
     """The parameters of a featurizer, layer by layer: timm's groups, else its modules in order."""
-    network = getattr(featurizer, "network", featurizer)
+    network: Any = getattr(featurizer, "network", featurizer)
     if hasattr(network, "group_matcher"):
         from timm.models import group_parameters
 

@@ -273,7 +273,7 @@ def drawn(growing: Path, each: int, seed: int) -> int:
     rows = []
     for source, (file, _) in FILES.items():
         shift = rng.normal(size=WIDTH)
-        lines = []
+        lines: list[str] = []
         for c, word in enumerate(words):
             for n in range(each):
                 lines.append(f"{len(lines) + 1}\t{2.0 * (c - 1)}\tan {word} sentence, {source} {c} {n}\n")
