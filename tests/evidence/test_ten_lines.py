@@ -68,9 +68,9 @@ def order(row: str) -> str:
     return f"{stats.spearmanr([a for a, _, _ in pairs], [b for _, b, _ in pairs]).statistic:+.2f}".replace("-", "−")
 
 
-def late(label: str, average: str) -> str:
-    """Late stages fine-tuned: mean over PACS's tested domains."""
-    lines = step_study.lines_of(RECORDS / "table-late.jsonl")
+def tuned(kind: str, label: str, average: str) -> str:
+    """Late stages or the whole backbone fine-tuned: mean over PACS's tested domains."""
+    lines = step_study.lines_of(RECORDS / f"table-{kind}.jsonl")
     own = [line for line in lines if (line["method"], line["average"]) == (label, average)]
     return f"{np.mean([100 * line['accuracy'][line['held_out']] for line in own]):.1f}"
 
@@ -126,7 +126,8 @@ def test_every_figure_is_that_of_the_records() -> None:
             mean("fine-tuning", "RC-Align + SWA"),
             *(mean("fine-tuning-longer", label) for label in ("RC-Align", "ERM")),
             *(mean("from-scratch", f"{name}, {net}") for net in ("ViT", "ResNet-10") for name in ("RC-Align", "ERM")),
-            *(late(label, average) for average in ("", "swad") for label in ("ERM", PAPER, OURS)),
+            *(tuned("late", label, average) for average in ("", "swad") for label in ("ERM", PAPER, OURS)),
+            *(tuned("whole", label, average) for average in ("", "swad") for label in ("ERM", OURS)),
         ],
         9: [],
         10: [],
