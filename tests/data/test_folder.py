@@ -106,8 +106,8 @@ def test_a_path_that_does_not_exist(tmp_path):
 
 
 def test_a_file_of_an_unknown_kind(tmp_path):
-    (tmp_path / "a.parquet").write_bytes(b"x")
-    refused(tmp_path / "a.parquet", "unknown kind", ".npz")
+    (tmp_path / "a.xyz").write_bytes(b"x")
+    refused(tmp_path / "a.xyz", "unknown kind", ".npz")
 
 
 def test_a_domain_without_images(make_folder):
@@ -197,7 +197,7 @@ def test_a_spoilt_file_is_named_or_skipped(make_folder, how, why, suffix):
         open_images(load(root), 16)
     assert "`skip_bad`" in str(caught.value)
     if how != "cut":
-        refused(root, f"bad one.{suffix}", why, "--skip-bad")
+        refused(root, f"bad one.{suffix}", why, "`skip_bad`")
         assert why in str(caught.value)
     data = load(root, skip_bad=True)
     assert len(data) == 12 and bad not in data.content.paths

@@ -259,7 +259,7 @@ def test_wrong_parameters_are_named_with_the_nearest(rows: Rows) -> None:
         ({"steps": 0}, "`steps` is 0"),
         ({"validation_fraction": 1.5}, "validation_fraction is 1.5"),
         ({"device": "cudo"}, "did you mean 'cuda'"),
-        ({"precision": "fp16"}, "unknown precision 'fp16'"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"batch_size": -2}, "batch_size"),
     ):
         with pytest.raises(InputError, match=message):

@@ -18,7 +18,7 @@ from rcalign.training.fine_tuning import FineTuning
 from toy import batch, make, spec, takes_images, weights
 
 EVERYTHING: dict[str, Any] = {
-    "optimizer": "adamw",
+    "adamw": True,
     "schedule": "cosine",
     "schedule_warm_up": 2,
     "layer_decay": 0.5,
@@ -30,7 +30,7 @@ EVERYTHING: dict[str, Any] = {
 @pytest.mark.parametrize("name", registry.names(parts=True))
 def test_every_algorithm_takes_every_option(name: str) -> None:
     model = make(name)
-    options = {key: value for key, value in EVERYTHING.items() if key != "optimizer"}
+    options = {key: value for key, value in EVERYTHING.items() if key != "adamw"}
     tuning = FineTuning(model, steps=6, **options)
     before = weights(model)
     for step in range(6):
@@ -58,7 +58,7 @@ def test_a_step_with_a_clipped_gradient_and_plain_sgd_has_that_length() -> None:
 
 def test_adamw_is_torchs_own() -> None:
     model, literal = make("ERM", weight_decay=0.1), make("ERM", weight_decay=0.1)
-    FineTuning(model, steps=5, optimizer="adamw")
+    FineTuning(model, steps=5, adamw=True)
     literal.optimizers = {"main": torch.optim.AdamW(literal.parameters(), lr=1e-3, weight_decay=0.1, fused=True)}
     for step in range(5):
         model.step(batch(step))

@@ -46,7 +46,7 @@ class FineTuning:
         model: Algorithm,
         *,
         steps: int,
-        optimizer: str = "adam",
+        adamw: bool = False,
         schedule: str = "constant",
         schedule_warm_up: int = 0,
         layer_decay: float = 1.0,
@@ -54,7 +54,7 @@ class FineTuning:
         warm_up_head: int = 0,
     ) -> None:
         self._model, self._steps = model, steps
-        self._optimizer, self._schedule, self._warm_up = optimizer, schedule, schedule_warm_up
+        self._adamw, self._schedule, self._warm_up = adamw, schedule, schedule_warm_up
         self._clip, self._warm_up_head = clip_gradient, warm_up_head
         self._scales = layer_scales(model, layer_decay) if layer_decay != 1 else {}
         self._step = 0
@@ -86,11 +86,11 @@ class FineTuning:
             if any(optimizer is known for known in self._known):
                 continue
             self._known.append(optimizer)
-            if self._optimizer == "adamw":
+            if self._adamw:
                 for group in optimizer.param_groups:
                     if "decoupled_weight_decay" not in group:
                         raise InputError(
-                            f"{self._model.name} has an optimizer that is not Adam, so that `optimizer=adamw` means "
+                            f"{self._model.name} has an optimizer that is not Adam, so that `adamw` means "
                             "nothing for it: leave it out."
                         )
                     group["decoupled_weight_decay"] = True

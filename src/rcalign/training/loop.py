@@ -146,7 +146,7 @@ def fit(
 
 def _fine_tuning(model: Algorithm, config: RunConfig) -> FineTuning | None:
     """What the run changes about its optimizers; None where that is nothing."""
-    names = ("optimizer", "schedule", "schedule_warm_up", "layer_decay", "clip_gradient", "warm_up_head")
+    names = ("adamw", "schedule", "schedule_warm_up", "layer_decay", "clip_gradient", "warm_up_head")
     options = {name: getattr(config, name) for name in names}
     if not differing(options):
         return None

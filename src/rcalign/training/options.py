@@ -175,10 +175,10 @@ class TrainOptions:
             choices=("ema", "swa", "swad"),
         ),
     ] = None
-    optimizer: Annotated[
-        str,
-        Option(help="adamw takes weight decay off the weights themselves.", group=TUNING, choices=("adam", "adamw")),
-    ] = "adam"
+    adamw: Annotated[
+        bool,
+        Option(help="AdamW: takes weight decay off the weights themselves, not through the gradient.", group=TUNING),
+    ] = False
     schedule: Annotated[
         str, Option(help="Of the learning rate over the run.", group=TUNING, choices=("constant", "cosine"))
     ] = "constant"
