@@ -149,7 +149,7 @@ def test_a_configuration_names_no_code(tmp_path: Path, rows_run: Path) -> None:
 def test_cached_features_run_nothing(tmp_path: Path, marker: Path, pictures: Path) -> None:
     options = {"backbone": "test_resnet", "weights": "none", "image_size": 32, "steps": 2, "freeze_backbone": True}
     api.train(pictures, "ERM", ["camera a"], **options, out=tmp_path / "a")
-    cached = list(cache_root().glob("features-*.npy"))
+    cached = list(cache_root().glob("features/*.npy"))
     assert cached
     for file in cached:
         file.write_bytes(pickle.dumps(Evil(marker)))

@@ -97,7 +97,18 @@ def contract(name: str) -> Iterator[tuple[Callable[..., None], dict[str, Any]]]:
 
 def test_all_guides_are_there_and_have_code() -> None:
     found = {page.stem for page in GUIDES}
-    assert found == {"images", "table", "sensors", "embeddings", "algorithm", "dataset", "domainbed", "cluster"}
+    assert found == {
+        "images",
+        "table",
+        "sensors",
+        "embeddings",
+        "algorithm",
+        "dataset",
+        "domainbed",
+        "cluster",
+        "fit",
+        "fine-tuning",
+    }
     for page in GUIDES:
         assert {block.language for block in blocks(page)} & {"python", "console"}, page.name
 

@@ -310,7 +310,7 @@ def test_a_diverged_draw_is_listed_and_does_not_hold_up_the_repetitions(cluster:
 def test_hopeless_draws_are_given_up_if_the_plan_says_so(
     cluster: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_on_ray, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(run_on_ray, "CHECK_EVERY", 0.05)
     plan = {**LONG, "draws": 3, "search": {"learning_rate": {"choice": [1e-9]}}}
     assert drive({**plan, "early_stopping": {"after": 100, "peers": 1}}, out, workers=1) is None
     status = api.sweep_status(out)
@@ -386,8 +386,8 @@ def test_the_command_line(cluster: str, out: Path, tmp_path: Path) -> None:
     for arguments, said in (
         (["sweep", "status"], "the folder is missing"),
         (["sweep", str(file), "elsewhere"], "one argument too many"),
-        (["sweep", str(file), "--workers", "0"], "--workers is 0"),
-        (["sweep", str(file), "--cpus-per-run", "0"], "--cpus-per-run is 0"),
+        (["sweep", str(file), "--workers", "0"], "`workers` is 0"),
+        (["sweep", str(file), "--cpus-per-run", "0"], "`cpus_per_run` is 0"),
     ):
         refused = runner.invoke(cli.app, arguments)
         assert isinstance(refused.exception, InputError)
