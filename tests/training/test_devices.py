@@ -85,7 +85,7 @@ def test_a_missing_compiler_is_a_sentence(rows: Path, tmp_path: Path, monkeypatc
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "torch.compile does not work here" in ended.stdout, ended.stderr[-2000:]
-    assert "leave --compile out" in ended.stdout
+    assert "leave `compile` out" in ended.stdout
 
 
 def test_a_device_that_is_not_there(rows: Path) -> None:
