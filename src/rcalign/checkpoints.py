@@ -21,6 +21,7 @@ _TREE = "rcalign.tree"
 def save_state(path: Path | str, state: Mapping[str, Any]) -> None:
     """Writes nested dicts and lists of tensors, numbers, strings and None.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_state(folder + "/a", {"t": torch.ones(2), "n": {0: [1, 2.5, None]}})
     ...     load_state(folder + "/a")

@@ -55,11 +55,12 @@ def check_output(path: Path | str) -> Path:
     Makes the folder if it is missing. A folder, a device, or a place that cannot be written is an InputError.
 
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = check_output(folder + "/new/a.csv"), print(Path(folder, "new").is_dir())
-    ...     check_output(folder)  # doctest: +ELLIPSIS
+    ...     file = check_output(folder + "/new/a.csv")
+    ...     file.parent.is_dir(), file.exists()
+    (True, False)
+    >>> check_output("/")
     Traceback (most recent call last):
-    rcalign.errors.InputError: '...' is a folder, but a file is to be written: name one, such as '...'.
-    True
+    rcalign.errors.InputError: '/' is a folder, but a file is to be written: name one, such as '/result'.
     """
     path = Path(path)
     if path.is_dir():

@@ -316,7 +316,8 @@ def learn_encoding(table: Table, rows: np.ndarray) -> Encoding:
     >>> columns = tuple(infer(name, values, "it") for name, values in raw.items())
     >>> table = Table(read_columns(columns, raw, "it"), raw, columns)
     >>> encoding = learn_encoding(table, np.arange(3))
-    >>> encoding.encode(table).round().tolist(), dict(encoding.left_out)
+    >>> from rcalign.data.column_encoder import encode_columns
+    >>> encode_columns(encoding, table).round().tolist(), dict(encoding.left_out)
     ([[-1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]], {'same': 'constant in training'})
     """
     inputs: list[ColumnInput] = []
