@@ -152,11 +152,13 @@ def test_two_processes_compute_it_once_and_a_signal_loses_nothing(cache: Path) -
     first.send_signal(signal.SIGTERM)
     first.wait(timeout=30)
     assert time.monotonic() - begun < 10  # at once, but for a busy machine
+    rest = first.stdout.read().split()
     processes = [started(cache), started(cache)]
     answers = [process.communicate(timeout=300)[0].split("\n") for process in processes]
     assert seen == [0, 2, 4, 6, 8]
+    last = ([*seen, *(int(line) for line in rest if line.isdecimal())])[-1]  # it may be ahead of what was read
     computed = [int(line) for lines in answers for line in lines if line.isdecimal()]
-    assert sorted(computed) == list(range(computed[0], 20, 2)) and 6 <= computed[0] <= 10
+    assert sorted(computed) == list(range(computed[0], 20, 2)) and last - 2 <= computed[0] <= last + 2
     assert len({line for lines in answers for line in lines if line.startswith("sum")}) == 1
 
 
