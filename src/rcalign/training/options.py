@@ -262,7 +262,7 @@ class TrainOptions:
     kept_precision: Annotated[
         str,
         Option(
-            help="Of the kept weights; bf16 halves them, and predictions change in the third digit.",
+            help="Of the kept weights; bf16 halves them and rounds them to about three digits.",
             group=COMPUTING,
             choices=("fp32", "bf16"),
             in_estimator=False,
