@@ -32,7 +32,7 @@ from rcalign.store.results import RunResult
 from rcalign.store.run_folder import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, recompute_batch_norm
 from rcalign.training.fine_tuning import FineTuning
-from rcalign.training.options import differing
+from rcalign.training.options import TUNING, described, differing
 from rcalign.training.scaling import GradientScale
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker
@@ -146,8 +146,7 @@ def fit(
 
 def _fine_tuning(model: Algorithm, config: RunConfig) -> FineTuning | None:
     """What the run changes about its optimizers; None where that is nothing."""
-    names = ("adamw", "schedule", "schedule_warm_up", "layer_decay", "clip_gradient", "warm_up_head")
-    options = {name: getattr(config, name) for name in names}
+    options = {name: getattr(config, name) for name, about in described().items() if about.option.group == TUNING}
     if not differing(options):
         return None
     return FineTuning(model, steps=config.steps, **options)
