@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test fast check docs bench results clean
+.PHONY: setup demo test fast check docs bench results dist dist-check lowest clean
 
 setup: $(READY)
 
@@ -39,6 +39,17 @@ bench: setup
 
 results: setup
 	@$(BIN)/python -m results $(STUDY)
+
+dist: setup
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+	@ls -l dist
+
+# The wheel with all that it depends on, in an empty environment (about 6 GB, removed at the end), used from outside.
+dist-check: dist
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && $(PYTHON) -m venv "$$scratch/env" && \
+	  "$$scratch/env/bin/python" -m pip install --disable-pip-version-check dist/*.whl && cd "$$scratch" && \
+	  env -u PYTHONPATH env/bin/python "$(CURDIR)/tests/release/use_installed.py"
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -7,6 +7,7 @@ their output, where "..." stands for anything. Any block with title="FILE" is wr
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import io
 import os
@@ -71,6 +72,12 @@ def run_console(block: Block, *, shell: bool = False) -> None:
         if expected.strip():
             flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
             assert doctest.OutputChecker().check_output(expected, found, flags), f"{where}\nprinted\n{found}"
+
+
+def first_command(block: Block) -> Block:
+    """A console block with its first command only."""
+    commands = re.split(r"^(?=\$ )", block.text, flags=re.MULTILINE)
+    return dataclasses.replace(block, text=commands[0] or commands[1])
 
 
 def run_command(command: str, *, shell: bool = False) -> tuple[int, str, str]:
