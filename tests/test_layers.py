@@ -27,7 +27,7 @@ LAYERS = [
     {"data"},
     {"models"},
     {"algorithms"},
-    {"catalogue"},
+    {"catalogue", "environment"},
     {"evaluation"},
     {"training"},
     {"selection"},

@@ -40,6 +40,7 @@ def test_what_is_read_of_the_files_is_what_they_register() -> None:
         (0, ["--help"]),
         (0, ["train", "--help"]),
         (0, ["data", "list"]),
+        (0, ["doctor"]),
         (0, ["algorithms"]),
         (2, ["algorithms", "EMR"]),
         (2, ["train", "nothing"]),

@@ -14,13 +14,26 @@ from typing import Annotated
 import typer
 
 from rcalign import __version__
-from rcalign.cli import algorithms, data, demo, diagnose, evaluate, export, fit, predict, report, soup, sweep, train
+from rcalign.cli import (
+    algorithms,
+    data,
+    demo,
+    diagnose,
+    doctor,
+    evaluate,
+    export,
+    fit,
+    predict,
+    report,
+    soup,
+    sweep,
+    train,
+)
 from rcalign.cli.shared import flag, stop
 from rcalign.errors import DivergedError, InputError, in_words_of
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Classifiers for domains they have never seen: train, evaluate, predict.",
 )
@@ -36,6 +49,7 @@ for _command in (
     report.report,
     diagnose.diagnose,
     export.export,
+    doctor.doctor,
 ):
     app.command()(_command)
 app.add_typer(data.app, name="data")

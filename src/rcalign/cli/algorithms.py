@@ -9,11 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rcalign.cli.completion import complete_algorithm
 from rcalign.cli.shared import AsJson, Imports
 
 
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="Show one with its hyperparameters.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show one with its hyperparameters.", show_default=False, autocompletion=complete_algorithm
+        ),
+    ] = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:

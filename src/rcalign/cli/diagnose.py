@@ -8,12 +8,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rcalign.cli.completion import complete_data, complete_run
 from rcalign.cli.shared import Device, check_run
 
 
 def diagnose(
-    subject: Annotated[str, typer.Argument(help="A run folder, or an .npz of features, labels, domains and a head.")],
-    data: Annotated[str | None, typer.Argument(help="Other labelled data.", show_default="the run's own")] = None,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            help="A run folder, or an .npz of features, labels, domains and a head.", autocompletion=complete_run
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Argument(help="Other labelled data.", show_default="the run's own", autocompletion=complete_data),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(

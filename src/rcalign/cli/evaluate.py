@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rcalign.catalogue import find_algorithm
+from rcalign.cli.completion import complete_data, complete_run
 from rcalign.cli.shared import AsJson, Device, check_data, check_run, say, show, takes_options
 from rcalign.errors import InputError
 from rcalign.training.options import differing, train_options
@@ -23,10 +24,16 @@ from rcalign.training.options import differing, train_options
 )
 def evaluate(
     subject: Annotated[
-        str, typer.Argument(metavar="RUN|DATA", help="A run folder or, with --leave-one-out, data as for 'train'.")
+        str,
+        typer.Argument(
+            metavar="RUN|DATA",
+            help="A run folder or, with --leave-one-out, data as for 'train'.",
+            autocompletion=complete_run,
+        ),
     ],
     data: Annotated[
-        str | None, typer.Argument(help="Other data with the same classes.", show_default="its own")
+        str | None,
+        typer.Argument(help="Other data with the same classes.", show_default="its own", autocompletion=complete_data),
     ] = None,
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Train once for each domain held out: what the next one may bring.")

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from rcalign.cli.completion import complete_run
 from rcalign.cli.shared import check_run, say
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder.", autocompletion=complete_run)],
     format: Annotated[
         str | None,
         typer.Option(help="onnx, torchscript or safetensors.", show_default="by the ending of --out, else onnx"),

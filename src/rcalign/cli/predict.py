@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from rcalign.cli.completion import complete_run
 from rcalign.cli.shared import AsJson, Device, check_run, say, show
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder.", autocompletion=complete_run)],
     paths: Annotated[
         list[Path],
         typer.Argument(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rcalign.cli.completion import complete_runs_folder
 from rcalign.cli.shared import Imports
 from rcalign.errors import InputError
 
@@ -16,7 +17,11 @@ from rcalign.errors import InputError
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(help="A run, a folder of runs, a sweep, or a sweep of DomainBed or BoDA.", show_default=False),
+        typer.Argument(
+            help="A run, a folder of runs, a sweep, or a sweep of DomainBed or BoDA.",
+            show_default=False,
+            autocompletion=complete_runs_folder,
+        ),
     ],
     select: Annotated[
         str | None,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 from rich.console import Console
 
+from rcalign.cli.completion import complete_algorithm, complete_data
 from rcalign.spaces import assignments
 from rcalign.training.options import Described, described
 
@@ -24,6 +25,7 @@ Data = Annotated[
         help="A folder domain/class/image, a CSV manifest (path,label,domain[,split][,group]), an .npz "
         "(x,y,domain[,split][,group]), or a name: emoji, emoji-mlt, PACS ... (see 'rcalign data list').",
         show_default=False,
+        autocompletion=complete_data,
     ),
 ]
 
@@ -74,11 +76,16 @@ def takes_options(*, without: Sequence[str] = (), about: str = "") -> Callable[[
     return decorate
 
 
+_COMPLETED: dict[str, Callable[[str], list[str]]] = {"algorithm": complete_algorithm}
+
+
 def _annotation(field: Described, about: str) -> Any:
     """A field of ``TrainOptions`` as typer wants it."""
     option = field.option
     kind: Any = list[str] if field.kind in (tuple, dict) else field.kind
     more: dict[str, Any] = {} if option.choices is None else {"metavar": "|".join(option.choices)}
+    if field.name in _COMPLETED or option.choices is not None:
+        more["autocompletion"] = _COMPLETED.get(field.name) or (lambda incomplete: list(option.choices or ()))
     text = option.help
     if len(more.get("metavar", "")) > 20:
         text = f"{text.removesuffix('.')}: {', '.join(option.choices or ())}."

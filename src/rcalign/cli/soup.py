@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from rcalign.cli.completion import complete_runs_folder
 from rcalign.cli.shared import show
 
 
 def soup(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs such as a sweep's.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, or folders of runs such as a sweep's.", autocompletion=complete_runs_folder),
+    ],
     out: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
     kind: Annotated[
         str, typer.Option(help="uniform: the mean of all; greedy: of those that do not lower validation accuracy.")

@@ -11,16 +11,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rcalign.cli.completion import complete_plan, complete_runs_folder
 from rcalign.cli.shared import AsJson, stop
 from rcalign.errors import InputError
 
 
 def sweep(
     plan: Annotated[
-        str, typer.Argument(help="A sweep file (.toml) or a recipe: domainbed, mdlt, emoji, ... Or the word 'status'.")
+        str,
+        typer.Argument(
+            help="A sweep file (.toml) or a recipe: domainbed, mdlt, emoji, ... Or the word 'status'.",
+            autocompletion=complete_plan,
+        ),
     ],
     folder: Annotated[
-        Path | None, typer.Argument(help="After 'status': the folder of the sweep.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="After 'status': the folder of the sweep.", show_default=False, autocompletion=complete_runs_folder
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the sweep.", show_default="sweeps/NAME")] = None,
     ray: Annotated[
