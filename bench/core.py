@@ -14,7 +14,7 @@ import rcalign.algorithms  # noqa: F401  (registers)
 from bench.timing import Row, interleaved, peak_memory, ratio, row
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, BaseHparams, Network, seeded
-from rcalign.models.backbones import build
+from rcalign.models.backbones import build_backbone
 from rcalign.training.task import placed
 from rcalign.types import Batch, DataSpec
 
@@ -32,7 +32,7 @@ def model(name: str, backbone: str, size: int, classes: int = 7, domains: int = 
         (3, size, size),
     )
     with seeded(0):
-        made = build(backbone, spec.input_shape, weights="none")
+        made = build_backbone(backbone, spec.input_shape, weights="none")
         network = placed(Network(made.featurizer, made.features, classes), torch.device("cpu"))
     return entry.algorithm(spec, network, spaces.defaults(entry.algorithm.Hparams, "default", **changes), seed=0)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.timing import Row, row
 from rcalign.sweeps.plan import Sweep, expand
-from rcalign.sweeps.plan_file import parse
+from rcalign.sweeps.plan_file import parse_plan
 
 RUNS = 40
 STEPS = 200
@@ -73,7 +73,7 @@ def _sweep(plan: str, out: Path, workers: int) -> float:
 def _loops(plan: str, folder: Path, at_once: int) -> tuple[float, float]:
     """Seconds of the same runs one after another in a process that loads its data once, or in several at once, each
     with all of them: from start to end, and of the runs alone."""
-    sweep = parse(tomllib.loads(plan))
+    sweep = parse_plan(tomllib.loads(plan))
     (folder / "entries.json").write_text(json.dumps([sweep.entry(run) for run in expand(sweep)]))
     begun = time.perf_counter()
     command = [sys.executable, "-c", LOOP, str(folder / "entries.json")]
@@ -114,7 +114,7 @@ def _ten_thousand() -> Sweep:
     """DomainBed's protocol on three sets of four domains."""
     data = ["VLCS", "PACS", "OfficeHome"]
     algorithms = ["ERM", "IRM", "GroupDRO", "Mixup", "MLDG", "CORAL", "MMD", "DANN", "CDANN", "MTL", "SagNet", "ARM"]
-    return parse(
+    return parse_plan(
         {
             "data": data,
             "algorithms": [*algorithms, "VREx", "RSC"],

@@ -22,7 +22,7 @@ from rcalign.data.batches import Batches
 from rcalign.data.cache import cache_root, open_images
 from rcalign.data.source import Dataset
 from rcalign.data.splits import split
-from rcalign.models.backbones import Backbone, ImageFeaturizer, build
+from rcalign.models.backbones import Backbone, ImageFeaturizer, build_backbone
 from rcalign.training.task import Inputs, Task, make_task, placed, storage_size
 from rcalign.types import Batch, DataSpec
 
@@ -81,7 +81,7 @@ def whole_task(data: str, held_out: Sequence[str], seed: int, *, size: int | Non
     return make_task(
         dataset,
         split(dataset, "lodo", held_out, seed),
-        presets.get("default"),
+        presets.get_preset("default"),
         backbone=None,
         weights=None,
         freeze_backbone=False,
@@ -111,7 +111,7 @@ def _activations(dataset: Dataset, first: int, size: int | None) -> tuple[Backbo
     assert not isinstance(dataset.content, source.Arrays)
     size = size or dataset.content.native_size or 224
     with seeded(0):
-        made = build(None, (3, size, size))
+        made = build_backbone(None, (3, size, size))
     network: Any = made.featurizer.network  # timm's EfficientNet: a stem, stages, a last convolution
     stages = list(network.blocks.children())
     file = cache_root() / f"activations-{dataset.fingerprint[:24]}-{made.weights}-{size}-{first}-{VIEWS}.npy"
@@ -130,7 +130,7 @@ def _activations(dataset: Dataset, first: int, size: int | None) -> tuple[Backbo
 def _computed(dataset: Dataset, early: nn.Module, made: Backbone, size: int) -> np.ndarray:
     assert not isinstance(dataset.content, source.Arrays)
     store = open_images(dataset, storage_size(size, dataset.content.native_size))
-    options = presets.get("default").augmentation
+    options = presets.get_preset("default").augmentation
     augmentation = Augmentation(size=size, mean=made.mean, std=made.std, **options)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     found: list[list[Tensor]] = [[] for _ in range(1 + VIEWS)]

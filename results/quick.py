@@ -23,7 +23,7 @@ from rcalign.data.augment import Augmentation
 from rcalign.data.cache import cache_root, open_images
 from rcalign.data.splits import split
 from rcalign.evaluation.evaluate import Part, evaluate_parts, summary, validation_accuracy, validation_loss
-from rcalign.models.backbones import Standardised, build
+from rcalign.models.backbones import Standardised, build_backbone
 from rcalign.training.averaging import make_averaging
 from rcalign.training.run import hparams_of
 from rcalign.training.task import Inputs, Task, frozen_features, make_task, storage_size
@@ -40,7 +40,7 @@ def features_task(data: str, protocol: str, held_out: Sequence[str], seed: int, 
     task = make_task(
         dataset,
         split(dataset, protocol, held_out, seed),
-        presets.get("arrays"),
+        presets.get_preset("arrays"),
         backbone=None,
         weights=None,
         freeze_backbone=False,
@@ -59,7 +59,7 @@ def _features(dataset: source.Dataset, size: int | None) -> np.ndarray:
     file = cache_root() / f"results-{dataset.fingerprint[:24]}-{size}.npy"
     if not file.exists():
         with seeded(0):
-            backbone = build(None, (3, size, size))
+            backbone = build_backbone(None, (3, size, size))
         augmentation = Augmentation(size=size, mean=backbone.mean, std=backbone.std)  # type: ignore[arg-type]
         store = open_images(dataset, storage_size(size, dataset.content.native_size))
         inputs = Inputs(store, augmentation, torch.device("cpu"))
@@ -79,7 +79,7 @@ def _reduced(task: Task, seed: int) -> Task:
     _, vectors = np.linalg.eigh(np.cov(unit[known].T.astype(np.float64)))
     content = (unit @ vectors[:, : -COMPONENTS - 1 : -1]).astype(np.float32)
     with seeded(seed):
-        backbone = build(None, (COMPONENTS,))
+        backbone = build_backbone(None, (COMPONENTS,))
     assert isinstance(backbone.featurizer, Standardised)
     backbone.featurizer.standardise(torch.zeros(COMPONENTS), torch.full((COMPONENTS,), float(content[known].std())))
     spec = replace(task.spec, input_shape=(COMPONENTS,))

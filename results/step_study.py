@@ -94,7 +94,7 @@ def hparams(label: str, draw: int, methods: Mapping[str, tuple[str, dict[str, An
     entry = registry.get(algorithm)
     fixed = {"batch_size": BATCH, **fixed}
     if algorithm == "RC-Align" and "mixup_alpha" not in fixed:  # the paper's range, whatever the default is
-        fixed["mixup_alpha"] = 0.2 if draw == 0 else spaces.sample(spaces.Uniform(0.1, 1.0), draw, "mixup_alpha")
+        fixed["mixup_alpha"] = 0.2 if draw == 0 else spaces.sample_value(spaces.Uniform(0.1, 1.0), draw, "mixup_alpha")
     if draw == 0:
         return asdict(hparams_of(entry, "arrays", fixed))
     return asdict(spaces.draw(entry.algorithm.Hparams, "arrays", draw, **fixed))

@@ -21,7 +21,7 @@ from rcalign.reports.figures import (
     results,
 )
 from rcalign.reports.tables import cell_of
-from rcalign.selection import SHOTS, Choice
+from rcalign.selection import SHOTS, ChosenRun
 from rcalign.store.read_runs import RunCollection
 from results import plans
 
@@ -34,7 +34,7 @@ def figures_of(sweep: RunCollection, labels: Sequence[str] | None = None) -> Res
     return found[0]
 
 
-def chosen(table: Results, label: str) -> list[Choice]:
+def chosen(table: Results, label: str) -> list[ChosenRun]:
     return [choice for (name, _, _), choice in table.choices.items() if name == label]
 
 

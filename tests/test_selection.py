@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rcalign.errors import InputError
-from rcalign.selection import RULES, Choice, Missing, choose, choose_per_trial, get_rule, rank, tune_then_repeat
+from rcalign.selection import RULES, ChosenRun, Missing, choose, choose_per_trial, get_rule, rank, tune_then_repeat
 from rcalign.store.other_programs import boda_run
 from rcalign.store.read_runs import read_runs
 from rcalign.store.run import Run
@@ -47,7 +47,7 @@ def test_domainbed_chose_the_same(reference: Path, rule: str) -> None:
     runs = read_runs(reference / "domainbed-sweep").runs
     for domain, expected in EXPECTED[rule].items():
         choices = choose_per_trial(RULES[rule], runs, [domain]).values()
-        values = [100 * choice.accuracy[domain] for choice in choices if isinstance(choice, Choice)]
+        values = [100 * choice.accuracy[domain] for choice in choices if isinstance(choice, ChosenRun)]
         assert len(values) == 2
         figure = (round(np.mean(values), 1), round(np.std(values) / np.sqrt(len(values)), 1))
         assert figure == expected
@@ -111,7 +111,7 @@ def test_ties_between_draws_in_a_search() -> None:
     for way, winner in ((choose_per_trial, "d3"), (tune_then_repeat, "d0")):
         for order in itertools.permutations(runs):
             choice = way(RULES["training-domain"], order, ["c"])[0]
-            assert isinstance(choice, Choice) and choice.run.name == winner
+            assert isinstance(choice, ChosenRun) and choice.run.name == winner
 
 
 def test_of_equal_checkpoints_the_first_and_of_equal_draws_the_last() -> None:
@@ -150,7 +150,7 @@ def test_leave_one_domain_out_reads_companions_at_the_same_step() -> None:
     # step 30 is best but one companion did not evaluate it; of the other two, 20 has the larger mean
     runs = [main, companion("a", {10: 0.6, 20: 0.5, 30: 1.0}), companion("b", {10: 0.5, 20: 0.7})]
     choice = choose(RULES["leave-one-domain-out"], runs, ["c"])
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ChosenRun)
     assert (choice.record.step, choice.score) == (20, pytest.approx(0.6))
 
 
@@ -174,7 +174,7 @@ def test_the_best_draw_is_chosen_within_each_trial() -> None:
         run("t1d1", record(10, 0, 0.4, seen=0.8), trial=1, draw=1),
     ]
     choices = choose_per_trial(RULES["training-domain"], runs, ["c"])
-    assert {trial: choice.run.name for trial, choice in choices.items() if isinstance(choice, Choice)} == {
+    assert {trial: choice.run.name for trial, choice in choices.items() if isinstance(choice, ChosenRun)} == {
         0: "t0d1",
         1: "t1d0",
     }
@@ -194,15 +194,15 @@ def search_and_repeats() -> list[Run]:
 def test_one_winner_for_all_trials_is_the_best_on_average_over_the_search() -> None:
     # draw 0 wins trial 5, draw 1 the mean; its repetitions are trials of their own
     choices = tune_then_repeat(RULES["training-domain"], search_and_repeats(), ["c"])
-    names = {trial: choice.run.name for trial, choice in choices.items() if isinstance(choice, Choice)}
+    names = {trial: choice.run.name for trial, choice in choices.items() if isinstance(choice, ChosenRun)}
     assert names == {0: "s1", 5: "s1again", 1: "r1"}
-    assert isinstance(choices[1], Choice) and choices[1].accuracy == {"c": 0.4}
+    assert isinstance(choices[1], ChosenRun) and choices[1].accuracy == {"c": 0.4}
     assert isinstance(choices[2], Missing) and choices[2].runs[0].name == "r2"
 
 
 def test_repetitions_of_another_rules_winner_do_not_count() -> None:
     choices = tune_then_repeat(RULES["oracle"], search_and_repeats(), ["c"])
-    assert isinstance(choices[0], Choice) and choices[0].run.name == "s0"
+    assert isinstance(choices[0], ChosenRun) and choices[0].run.name == "s0"
     assert isinstance(choices[1], Missing) and "repeated draw 1" in str(choices[1].runs[0].problem)
 
 
@@ -217,7 +217,7 @@ def test_a_lost_draw_cannot_win_and_is_not_missed() -> None:
     good = run("good", record(10, 0, 0.5, seen=0.4), draw=1)
     for way in (choose_per_trial, tune_then_repeat):
         choice = way(RULES["training-domain"], [lost, good], ["c"])[0]
-        assert isinstance(choice, Choice) and choice.run.name == "good"
+        assert isinstance(choice, ChosenRun) and choice.run.name == "good"
         nothing = way(RULES["training-domain"], [lost], ["c"])[0]
         assert isinstance(nothing, Missing) and nothing.runs == (lost,)
 

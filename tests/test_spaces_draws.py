@@ -14,7 +14,7 @@ from rcalign import registry, spaces
 from rcalign.algorithms.base import BaseHparams
 from rcalign.spaces import Choice, IntUniform, LogUniform, OneMinus, Space, Uniform, fields_of
 from rcalign.sweeps.plan import expand
-from rcalign.sweeps.plan_file import read
+from rcalign.sweeps.plan_file import read_plan
 
 PRESET_OF = {"DomainBed 7df6f06": "domainbed", "DomainBed b93c22a": "domainbed-2024", "BoDA 2efbfef": "mdlt"}
 
@@ -249,7 +249,7 @@ def test_defaults_are_the_peers(reference: Path, peer: str) -> None:
 
 def test_a_recipe_has_all_algorithms_and_defaults_of_the_peer(reference: Path) -> None:
     """Also what the peer changes for a data set."""
-    sweep = dataclasses.replace(read("domainbed-2024"), draws=1, seeds=(0,))
+    sweep = dataclasses.replace(read_plan("domainbed-2024"), draws=1, seeds=(0,))
     planned = {(run.algorithm, run.data): run.hparams for run in expand(sweep)}
     rows = recorded(reference, "DomainBed b93c22a", by_data_set=True)
     assert {name for name, _ in planned} == {name for name, *_ in rows} and len({name for name, *_ in rows}) == 34

@@ -25,7 +25,7 @@ from rcalign.data.sources import table
 from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
 from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
-from rcalign.diagnosis import diagnose as diagnose_arrays
+from rcalign.diagnosis import diagnose_features as diagnose_arrays
 from rcalign.distributed import process_group
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confusions, summary
@@ -36,7 +36,7 @@ from rcalign.predictions import Predictions, SourceOutputs, TargetOutputs, targe
 from rcalign.store.names import file_name
 from rcalign.store.run_folder import RunFolder
 from rcalign.training import job
-from rcalign.training.options import DEFAULT_ALGORITHM, checked, train_options
+from rcalign.training.options import DEFAULT_ALGORITHM, checked_option, train_options
 from rcalign.training.tracking import read_tracking
 from rcalign.training.trained import TrainedModel, load_trained
 
@@ -75,7 +75,7 @@ def train(
             from rcalign.sweeps.train_on_ray import train_on_workers
 
             return train_on_workers(data, chosen, out=out, resume=resume, progress=progress)
-        return job.train(data, chosen, out=out, resume=resume, progress=progress and group.is_first)
+        return job.run_job(data, chosen, out=out, resume=resume, progress=progress and group.is_first)
 
 
 def evaluate(
@@ -201,7 +201,7 @@ def leave_one_out(
         for seed in range(seeds):
             folder = root / f"{position}-{file_name(domain)}-seed{seed}"
             options_here = chosen.replace(test_domains=(domain,), seed=seed)
-            runs[domain].append(job.train(data, options_here, out=folder, resume=True, progress=progress))
+            runs[domain].append(job.run_job(data, options_here, out=folder, resume=True, progress=progress))
     accuracy = {domain: float(np.mean([run["average"] for run in found])) for domain, found in runs.items()}
     errors = [run["calibration"]["ece"]["test"] for found in runs.values() for run in found]
     return {
@@ -349,7 +349,7 @@ def fit(
         place = job.located(place)
     folder = Path(out) if out is not None else Path("fits") / file_name(Path(dataset.name).stem)
     with Ticker(progress) as ticker:
-        fitted = pipeline.fit(
+        fitted = pipeline.run_pipeline(
             dataset,
             place,
             folder,
@@ -364,7 +364,7 @@ def fit(
             say=ticker.say,
             show=ticker.show,
         )
-    return pipeline.summary(fitted)
+    return pipeline.fit_summary(fitted)
 
 
 def _table_address(data: str | Path, roles: Mapping[str, Any]) -> str:
@@ -490,9 +490,9 @@ def sweep(
     from rcalign.sweeps.address import check_address
     from rcalign.sweeps.plan import DataSummary, expand
 
-    planned = plan_file.read(plan)
+    planned = plan_file.read_plan(plan)
     if keep is not None:
-        planned = dataclasses.replace(planned, settings={**planned.settings, "keep": checked("keep", keep)})
+        planned = dataclasses.replace(planned, settings={**planned.settings, "keep": checked_option("keep", keep)})
     if ray is not None and not dry_run:
         check_address(ray)  # before ray is imported and the data are read, which may take longer
     from rcalign.sweeps import run_on_ray
@@ -531,7 +531,7 @@ def _forecast(
 
     if not measured_by:
         return {}
-    steps = [int(entry.get("steps") or presets.get(entry.get("preset") or "default").steps) for entry in entries]
+    steps = [int(entry.get("steps") or presets.get_preset(entry.get("preset") or "default").steps) for entry in entries]
     found = forecast(entries, [measured(run) for run in measured_by], steps=steps, at_once=workers or 1)
     return {"forecast": {**found, "at_once": workers or 1}}
 
@@ -544,7 +544,7 @@ def soup(
     runs: run folders, or folders of runs such as a sweep's. kind: "uniform", the mean of all (DiWA), or "greedy", of
     those that do not lower the validation accuracy on the source domains. The result is that of a run, with ``runs``.
     """
-    from rcalign.training.soup import soup as average_runs
+    from rcalign.training.soup import make_soup as average_runs
 
     return average_runs(runs, out=out, kind=kind, progress=progress)
 

@@ -24,7 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "RC-Align, changed + SWAD": {"algorithm": "RC-Align", "hparams": CHANGED, "average": "swad"},
 }
 SEEDS = 3
-Results = dict[str, dict[str, list[dict[str, Any]]]]  # method -> vendor -> the result of each seed
+SeedResults = dict[str, dict[str, list[dict[str, Any]]]]  # method -> vendor -> the result of each seed
 
 
 def demo(
@@ -35,7 +35,7 @@ def demo(
     A small network on features of a pretrained one, which are computed once: most of the time goes into those.
     """
     console = Console(stderr=True)
-    results: Results = {name: {vendor: [] for vendor in vendors} for name in METHODS}
+    results: SeedResults = {name: {vendor: [] for vendor in vendors} for name in METHODS}
     for vendor in vendors:
         for k, (name, method) in enumerate(METHODS.items()):
             console.print(f"{name}, tested on the unseen vendor {vendor}, {seeds} seeds")
@@ -72,7 +72,7 @@ def examples(count: int = 2) -> dict[str, list[np.ndarray]]:
     return {vendor: list(store.take(of_vendor).numpy()) for vendor, of_vendor in rows.items()}
 
 
-def table(results: Results) -> Table:
+def table(results: SeedResults) -> Table:
     """Accuracy on each unseen vendor, mean over seeds, with the standard error of the average over seeds."""
     vendors = list(next(iter(results.values())))
     shown = Table("method", *vendors, "average", "± (seeds)", "seconds", title="accuracy on an unseen vendor, %")

@@ -54,7 +54,7 @@ from rcalign.evaluation.evaluate import BATCH
 from rcalign.evaluation.metrics import softmax
 from rcalign.registry import RegisteredAlgorithm
 from rcalign.store.run_folder import RunFolder
-from rcalign.training.job import prepare
+from rcalign.training.job import prepare_run
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions, described, in_estimators
 from rcalign.training.run import complete, hparams_of
@@ -185,7 +185,7 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         options = self._options(entry)
         dataset = self._dataset(X, labels, *self._domains(domains, len(labels)))
         splits = _divided(dataset, self.validation_fraction, options.seed)
-        job = prepare(options, dataset, splits=splits, progress=bool(self.verbose))
+        job = prepare_run(options, dataset, splits=splits, progress=bool(self.verbose))
         task = dataclasses.replace(job.task, row_weights=weights)
         self.encoding_: Encoding | None = task.encoding
         with tempfile.TemporaryDirectory(prefix="rcalign-") as folder:

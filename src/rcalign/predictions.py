@@ -33,7 +33,9 @@ THUMBNAIL = 96  # pixels
 MOST_FEATURES = 2000  # rows whose features are kept to check whether only the class shares changed
 
 
-Batch = tuple[list[tuple[str, str | None]], list[np.ndarray | None]]  # (path, problem) and probabilities (C,) of each
+PredictedBatch = tuple[
+    list[tuple[str, str | None]], list[np.ndarray | None]
+]  # (path, problem) and probabilities (C,) of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +97,7 @@ class Predictions:
         self._data: Dataset | None
         encoding = model.encoding
         if encoding is not None:
-            self._data, self._names = table.unlabelled(_one_table(paths), encoding, _id_column(model))
+            self._data, self._names = table.unlabelled_table(_one_table(paths), encoding, _id_column(model))
             self.notes += self._data.notes
             self._files: list[Path] = []
         else:
@@ -105,7 +107,7 @@ class Predictions:
             if tables and not is_array:
                 more = len(self._files) - 1
                 raise InputError(f"'{tables[0]}' was given with {more} more: give one .npz at a time, or image files.")
-            self._data = arrays.unlabelled(self._files[0]) if is_array else None
+            self._data = arrays.unlabelled_arrays(self._files[0]) if is_array else None
         if self._data is None and model.augmentation is None:
             raise InputError("the model was trained on arrays, but image files were given: give an .npz with x.")
         self.total = len(self._files if self._data is None else self._data)
@@ -119,7 +121,7 @@ class Predictions:
             path, why = self.skipped[0]
             raise InputError(f"none of the {self.total} files is a whole image ('{path}': {why}): give image files.")
 
-    def _probabilities(self) -> Iterator[Batch]:
+    def _probabilities(self) -> Iterator[PredictedBatch]:
         """Names and calibrated probabilities (n, C), a batch at a time."""
         every = self.total // MOST_FEATURES + 1
         self._features: list[np.ndarray] = []
@@ -130,7 +132,7 @@ class Predictions:
             found = iter(table)
             yield names, [None if problem is not None else next(found) for _, problem in names]
 
-    def _adapt(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _adapt(self, batches: Iterator[PredictedBatch]) -> Iterator[PredictedBatch]:
         """All rows, with probabilities for the class shares among them, if those can be trusted."""
         found = list(batches)
         names = [name for some, _ in found for name in some]

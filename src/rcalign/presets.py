@@ -96,9 +96,9 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def get(name: str) -> Preset:
+def get_preset(name: str) -> Preset:
     """
-    >>> get("mdlt").protocol
+    >>> get_preset("mdlt").protocol
     'mdlt'
     """
     if name not in PRESETS:
@@ -106,12 +106,12 @@ def get(name: str) -> Preset:
     return PRESETS[name]
 
 
-def choose(name: str | None, *, arrays: bool, freeze_backbone: bool) -> Preset:
+def choose_preset(name: str | None, *, arrays: bool, freeze_backbone: bool) -> Preset:
     """The preset of a name; without one, that of the kind of data the network trains on.
 
-    >>> choose(None, arrays=False, freeze_backbone=False).name, choose(None, arrays=True, freeze_backbone=False).name
-    ('default', 'arrays')
+    >>> [choose_preset(None, arrays=arrays, freeze_backbone=False).name for arrays in (False, True)]
+    ['default', 'arrays']
     """
     if name is None:
         name = "arrays" if arrays or freeze_backbone else "default"
-    return get(name)
+    return get_preset(name)

@@ -20,7 +20,7 @@ SHOTS = ("many", "medium", "few", "zero")
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ChosenRun:
     """A run, one of its checkpoints, and the figure it was chosen by."""
 
     run: Run
@@ -50,7 +50,7 @@ class Missing:
     runs: tuple[Run, ...]
 
 
-def training_domain(run: Run, companions: Sequence[Run] = ()) -> Choice:
+def training_domain(run: Run, companions: Sequence[Run] = ()) -> ChosenRun:
     """The checkpoint with the largest mean accuracy on the validation parts of the training domains.
 
     >>> rows = [Record(step=s, loss=0, validation=v, metrics={"accuracy": {"b": {"val": 0.1, "test": t}}})
@@ -63,7 +63,7 @@ def training_domain(run: Run, companions: Sequence[Run] = ()) -> Choice:
     return _best(run, [(record, record.validation) for record in run.checkpoints])
 
 
-def leave_one_domain_out(run: Run, companions: Sequence[Run] = ()) -> Choice | None:
+def leave_one_domain_out(run: Run, companions: Sequence[Run] = ()) -> ChosenRun | None:
     """The checkpoint with the largest mean accuracy on further domains, each held out beside the tested one.
 
     companions: the runs with the same hyperparameters that hold out ``run.test_domains`` and one domain v more; each
@@ -81,7 +81,7 @@ def leave_one_domain_out(run: Run, companions: Sequence[Run] = ()) -> Choice | N
     return _best(run, scores) if scores else None
 
 
-def oracle(run: Run, companions: Sequence[Run] = ()) -> Choice:
+def oracle(run: Run, companions: Sequence[Run] = ()) -> ChosenRun:
     """Chooses by the tested domains themselves: an upper bound, never a result.
 
     "lodo": the last checkpoint, ranked by the validation part of the domains held out (DomainBed). "mdlt", "wilds": the
@@ -90,7 +90,7 @@ def oracle(run: Run, companions: Sequence[Run] = ()) -> Choice:
     if run.protocol != "lodo":
         return _best(run, [(record, _mean(record, run.tested, "test")) for record in run.checkpoints])
     last = run.checkpoints[-1]
-    return Choice(run, last, _mean(last, run.test_domains, "val"))
+    return ChosenRun(run, last, _mean(last, run.test_domains, "val"))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Rule:
 
     name: str
     title: str
-    choose: Callable[[Run, Sequence[Run]], Choice | None]
+    choose: Callable[[Run, Sequence[Run]], ChosenRun | None]
     companions: bool = False
     protocols: tuple[str, ...] = ("lodo", "mdlt", "wilds")
 
@@ -137,7 +137,7 @@ def get_rule(name: str | None, protocol: str) -> Rule:
     return rule
 
 
-def rank(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> list[Choice]:
+def rank(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> list[ChosenRun]:
     """The best checkpoint of every run that holds out exactly these domains, the best first, of equals the last draw.
 
     runs: finished runs of one data set, algorithm and trial; one that is lost, or has lost a companion, is passed over.
@@ -153,7 +153,7 @@ def rank(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> lis
     return sorted(found, key=lambda choice: choice.score)[::-1]
 
 
-def choose(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> Choice | Missing:
+def choose(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> ChosenRun | Missing:
     """The best of ``rank``, unless a run that the rule would read is incomplete.
 
     runs: all planned runs of one data set, algorithm and trial, finished or not.
@@ -164,7 +164,7 @@ def choose(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> C
     return ranked[0] if ranked else Missing(unfinished or tuple(run for run in read if run.lost is not None))
 
 
-def choose_per_trial(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> dict[int, Choice | Missing]:
+def choose_per_trial(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> dict[int, ChosenRun | Missing]:
     """The choice of every trial: DomainBed's way, where each trial chooses among its own draws.
 
     runs: all planned runs of one data set and algorithm.
@@ -174,7 +174,7 @@ def choose_per_trial(rule: Rule, runs: Iterable[Run], held_out: Collection[str] 
     return {trial: choose(rule, [run for run in runs if run.trial == trial], held_out) for trial in trials}
 
 
-def tune_then_repeat(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> dict[int, Choice | Missing]:
+def tune_then_repeat(rule: Rule, runs: Iterable[Run], held_out: Collection[str] = ()) -> dict[int, ChosenRun | Missing]:
     """The choice of every trial where one draw is chosen for all: the largest mean score over the trials of the search,
     of equals the first draw. Neither peer has this rule; sweeps repeat the draw that it chooses.
 
@@ -190,7 +190,7 @@ def tune_then_repeat(rule: Rule, runs: Iterable[Run], held_out: Collection[str] 
     if unfinished:  # which draw deserves repeating is not known yet
         return dict.fromkeys([*trials, *sorted(run.trial for run in repeats)], Missing(unfinished))
     ranked = {trial: rank(rule, [run for run in search if run.trial == trial], held_out) for trial in trials}
-    by_draw: dict[int, dict[int, Choice]] = {}
+    by_draw: dict[int, dict[int, ChosenRun]] = {}
     for trial, choices in ranked.items():
         for choice in choices:
             by_draw.setdefault(choice.run.draw, {})[trial] = choice
@@ -198,13 +198,13 @@ def tune_then_repeat(rule: Rule, runs: Iterable[Run], held_out: Collection[str] 
     if not complete:
         return dict.fromkeys(trials, Missing(tuple(run for run in read if run.lost is not None)))
     winner = max(complete, key=lambda draw: float(np.mean([choice.score for choice in complete[draw].values()])))
-    outcome: dict[int, Choice | Missing] = dict(complete[winner])
+    outcome: dict[int, ChosenRun | Missing] = dict(complete[winner])
     for run in sorted(repeats, key=lambda run: run.trial):
         outcome[run.trial] = _repetition(rule, run, complete[winner][trials[0]])
     return outcome
 
 
-def _repetition(rule: Rule, run: Run, winner: Choice) -> Choice | Missing:
+def _repetition(rule: Rule, run: Run, winner: ChosenRun) -> ChosenRun | Missing:
     """A repetition chooses its own checkpoint; by a rule that looks at companions, which it has not, the winner's."""
     if run.draw != winner.run.draw:
         why = f"not trained: the sweep repeated draw {run.draw}, the choice of another rule"
@@ -214,7 +214,7 @@ def _repetition(rule: Rule, run: Run, winner: Choice) -> Choice | Missing:
     if not rule.companions:
         return rule.choose(run, []) or Missing((run,))
     record = _at(run, winner.record)
-    return Missing((run,)) if record is None else Choice(run, record, winner.score)
+    return Missing((run,)) if record is None else ChosenRun(run, record, winner.score)
 
 
 def _read_by(rule: Rule, runs: Sequence[Run], held_out: Collection[str]) -> list[Run]:
@@ -239,10 +239,10 @@ def _companions(run: Run, runs: Iterable[Run]) -> list[Run]:
     return found
 
 
-def _best(run: Run, scores: Sequence[tuple[Record, float]]) -> Choice:
+def _best(run: Run, scores: Sequence[tuple[Record, float]]) -> ChosenRun:
     """The first of the largest: an earlier checkpoint wins a tie, as in both peers."""
     record, score = max(scores, key=lambda pair: pair[1])
-    return Choice(run, record, score)
+    return ChosenRun(run, record, score)
 
 
 def _mean(record: Record, domains: Iterable[str], part: str) -> float:

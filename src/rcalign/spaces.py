@@ -167,7 +167,7 @@ def defaults(cls: type[T], preset: str = "default", **changes: Any) -> T:
         at = note.presets.get(preset)
         if at is not None and at.default is not KEEP:
             values[name] = at.default
-    return build(cls, {**values, **changes})
+    return build_hparams(cls, {**values, **changes})
 
 
 def draw(cls: type[T], preset: str = "default", seed: int = 0, **changes: Any) -> T:
@@ -178,17 +178,17 @@ def draw(cls: type[T], preset: str = "default", seed: int = 0, **changes: Any) -
     for name, note in fields_of(cls).items():
         space = note.space_in(preset)
         if space is not None:
-            start[name] = sample(space, seed, name)
-    return build(cls, {**start, **changes})
+            start[name] = sample_value(space, seed, name)
+    return build_hparams(cls, {**start, **changes})
 
 
-def sample(space: Space, seed: int, name: str) -> Any:
+def sample_value(space: Space, seed: int, name: str) -> Any:
     """The value of one field in draw ``seed``."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return space.sample(np.random.default_rng(int.from_bytes(digest[:16], "little")))
 
 
-def build(cls: type[T], values: Mapping[str, Any]) -> T:
+def build_hparams(cls: type[T], values: Mapping[str, Any]) -> T:
     """The dataclass from plain values (numbers, strings of a command line, JSON), checked field by field."""
     notes, types = fields_of(cls), _plain_types(cls)  # type: ignore[arg-type]
     for name in values:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rcalign import registry
-from rcalign.training.averaging import SWAD, make_averaging
+from rcalign.training.averaging import SWADAveraging, make_averaging
 from toy import make
 
 
 def test_hyperparameters_are_the_averaging_s_options() -> None:
     model = make("SWAD", begin_patience=2, end_patience=4, tolerance=1.2)
     averaging = make_averaging(model.traits.averages, **model.averaging_options())
-    assert isinstance(averaging, SWAD)
+    assert isinstance(averaging, SWADAveraging)
     assert (averaging.begin_patience, averaging.end_patience, averaging.tolerance) == (2, 4, 1.2)
 
 

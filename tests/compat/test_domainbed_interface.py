@@ -70,7 +70,9 @@ def train(algorithm_class: type, steps: int = 60, **hparams: object) -> nn.Modul
     return algorithm
 
 
-@pytest.mark.parametrize("name", [name for name in domainbed.names() if not registry.get(name).traits.images_only])
+@pytest.mark.parametrize(
+    "name", [name for name in domainbed.algorithm_names() if not registry.get(name).traits.images_only]
+)
 def test_every_algorithm_that_fits_learns_and_round_trips(name: str) -> None:
     algorithm_class = domainbed.algorithm(name, MLP)
     steps = 60 if name == "RC-Align" else 4
@@ -142,14 +144,14 @@ def test_their_sweeps_draw_our_hyperparameters() -> None:
 
 def test_what_needs_more_than_their_loop_says_so() -> None:
     said = {}
-    for name in set(registry.names(parts=True)) - set(domainbed.names()):
+    for name in set(registry.names(parts=True)) - set(domainbed.algorithm_names()):
         with pytest.raises(
             InputError, match=r"cannot run inside DomainBed, because it .*: use 'rcalign train'\."
         ) as error:
             domainbed.algorithm(name)
         said[name] = str(error.value)
     assert "starts from a finished run of" in said["CRT"] and "averages weights" in said["SWAD"]
-    balanced = [name for name in domainbed.names() if registry.get(name).traits.balanced_sampling]
+    balanced = [name for name in domainbed.algorithm_names() if registry.get(name).traits.balanced_sampling]
     for name in balanced:
         with pytest.raises(InputError, match="class_balanced"):
             domainbed.algorithm(name)((6,), 4, 3, {**GENERIC, "class_balanced": False})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rcalign.data import Arrays, ImageArray, load, open_images
-from rcalign.data.sources.arrays import from_arrays, unlabelled
+from rcalign.data.sources.arrays import from_arrays, unlabelled_arrays
 from rcalign.errors import InputError
 
 
@@ -171,7 +171,7 @@ def test_a_truncated_archive(tmp_path):
 
 
 def test_unlabelled(tmp_path):
-    data = unlabelled(write(tmp_path, y=None, domain=None))
+    data = unlabelled_arrays(write(tmp_path, y=None, domain=None))
     assert len(data) == 4 and data.content.x.shape == (4, 3)
     with pytest.raises(InputError, match="lacks the array x"):
-        unlabelled(write(tmp_path, x=None))
+        unlabelled_arrays(write(tmp_path, x=None))

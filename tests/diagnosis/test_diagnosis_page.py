@@ -20,7 +20,7 @@ from worlds import world
 from rcalign.diagnosis import (
     Diagnosis,
     contraction,
-    diagnose,
+    diagnose_features,
     render_html,
     render_terminal,
     to_dict,
@@ -52,17 +52,19 @@ def everything() -> dict[str, Diagnosis]:
     names: dict[str, Any] = {"class_names": NASTY, "domain_names": [*NASTY[1:], "plain"]}
     rng = np.random.default_rng(0)
     return {
-        "domains": diagnose(**made, **names),
-        "labelled target": diagnose(**made, **names, target=NASTY[1]),
+        "domains": diagnose_features(**made, **names),
+        "labelled target": diagnose_features(**made, **names, target=NASTY[1]),
         "unlabelled target": with_run(
-            diagnose(**made, **names, target_features=rng.normal(size=(20, 4)), target=NASTY[0])
+            diagnose_features(**made, **names, target_features=rng.normal(size=(20, 4)), target=NASTY[0])
         ),
-        "two domains, one held out": diagnose(**world(2, domains=2), target="domain 0"),
-        "logits only": diagnose(**world(3, head=False)),
-        "unit features": diagnose(**world(4, unit=True)),
-        "one feature": diagnose(**world(5, width=1)),
-        "no class in common": diagnose([[0.0], [1.0]], [0, 1], [0, 1], head_weight=[[1.0], [0.0]]),
-        "features all equal": diagnose(np.zeros((6, 2)), [0, 1] * 3, [0, 0, 1, 1, 2, 2], head_weight=np.eye(2)),
+        "two domains, one held out": diagnose_features(**world(2, domains=2), target="domain 0"),
+        "logits only": diagnose_features(**world(3, head=False)),
+        "unit features": diagnose_features(**world(4, unit=True)),
+        "one feature": diagnose_features(**world(5, width=1)),
+        "no class in common": diagnose_features([[0.0], [1.0]], [0, 1], [0, 1], head_weight=[[1.0], [0.0]]),
+        "features all equal": diagnose_features(
+            np.zeros((6, 2)), [0, 1] * 3, [0, 0, 1, 1, 2, 2], head_weight=np.eye(2)
+        ),
     }
 
 
@@ -146,7 +148,7 @@ def test_every_chart_has_its_figure_and_every_mark_its_words(kind: str, reports:
 
 
 def test_a_page_of_many_classes_stays_small() -> None:
-    page = render_html(diagnose(**world(1, domains=4, classes=150, samples=900, width=3)))
+    page = render_html(diagnose_features(**world(1, domains=4, classes=150, samples=900, width=3)))
     assert len(page.encode()) < 1_500_000 and "The 60 of 150 classes" in page
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worlds import violations, world
 
-from rcalign.diagnosis import bound, diagnose, report, transport
+from rcalign.diagnosis import bound, diagnose_features, report, transport
 
 anything = st.fixed_dictionaries(
     {
@@ -43,20 +43,20 @@ choices = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(anything, choices)
 def test_no_inequality_is_violated(made: dict[str, Any], chosen: dict[str, Any]) -> None:
-    assert violations(diagnose(**world(**made), **chosen, workers=1)) == []
+    assert violations(diagnose_features(**world(**made), **chosen, workers=1)) == []
 
 
 @pytest.mark.slow
 @settings(max_examples=1200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(anything, choices)
 def test_no_inequality_is_violated_in_a_thousand_worlds(made: dict[str, Any], chosen: dict[str, Any]) -> None:
-    assert violations(diagnose(**world(**made), **chosen, workers=1)) == []
+    assert violations(diagnose_features(**world(**made), **chosen, workers=1)) == []
 
 
 @settings(max_examples=40, deadline=None)
 @given(anything)
 def test_a_labelled_target_is_bounded_like_a_domain(made: dict[str, Any]) -> None:
-    found = diagnose(**world(**made), target="domain 1", workers=1)
+    found = diagnose_features(**world(**made), target="domain 1", workers=1)
     assert violations(found) == []
     assert found.target is not None and found.target.labelled
     assert found.target.mixture == found.of("domain 1").mixture
@@ -106,7 +106,7 @@ def test_a_broken_constant_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch
         for head, unit, scale in itertools.product([True, False], [True, False], [1.0, 30.0])
     ]
     worlds = [world(seed, **kind) for seed in range(3) for kind in kinds]
-    assert all(violations(diagnose(**made, workers=1)) == [] for made in worlds[:4])
+    assert all(violations(diagnose_features(**made, workers=1)) == [] for made in worlds[:4])
     module, attribute, wrong = MUTATIONS[name]
     monkeypatch.setattr(module, attribute, wrong)
-    assert any(violations(diagnose(**made, workers=1)) for made in worlds), f"nobody noticed that {name}"
+    assert any(violations(diagnose_features(**made, workers=1)) for made in worlds), f"nobody noticed that {name}"

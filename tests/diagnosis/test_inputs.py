@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from worlds import world
 
-from rcalign.diagnosis import diagnose, load_features
+from rcalign.diagnosis import diagnose_features, load_features
 from rcalign.errors import InputError
 
 
@@ -75,7 +75,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_input_is_one_sentence(name: str) -> None:
     arguments, message = BAD[name]
     with pytest.raises(InputError, match=message) as caught:
-        diagnose(**arguments)
+        diagnose_features(**arguments)
     assert "\n" not in str(caught.value)
 
 
@@ -83,31 +83,31 @@ def test_a_class_with_one_sample_is_said_and_does_not_stop_the_report() -> None:
     made = good()
     labels = np.where(made["labels"] == 2, 1, made["labels"])
     labels[0] = 2
-    found = diagnose(**{**made, "labels": labels}, class_names=["a", "b", "rare"])
+    found = diagnose_features(**{**made, "labels": labels}, class_names=["a", "b", "rare"])
     assert any("class 'rare' with one sample in all" in note for note in found.notes)
-    found = diagnose(**{**made, "labels": np.minimum(labels, 1)}, class_names=["a", "b", "never"])
+    found = diagnose_features(**{**made, "labels": np.minimum(labels, 1)}, class_names=["a", "b", "never"])
     assert any("class 'never' without any sample in the sources" in note for note in found.notes)
 
 
 def test_names_work_like_numbers() -> None:
     made = good()
     names, kinds = np.array(["art", "photo", "sketch"]), np.array(["cat", "dog", "elk"])
-    by_name = diagnose(
+    by_name = diagnose_features(
         **{**made, "labels": kinds[made["labels"]], "domains": names[made["domains"]]}, class_names=list(kinds)
     )
-    by_number = diagnose(**made, class_names=list(kinds), domain_names=list(names))
+    by_number = diagnose_features(**made, class_names=list(kinds), domain_names=list(names))
     assert by_name == by_number
 
 
 def test_a_domain_without_samples_is_left_out_and_said() -> None:
-    found = diagnose(**good(), domain_names=["a", "b", "c", "empty"])
+    found = diagnose_features(**good(), domain_names=["a", "b", "c", "empty"])
     assert found.domains == ("a", "b", "c")
     assert any("'empty' without samples" in note for note in found.notes)
 
 
 def test_a_target_needs_one_source_only() -> None:
     made = world(3, domains=2)
-    found = diagnose(**made, target="domain 1")
+    found = diagnose_features(**made, target="domain 1")
     assert [one.domain for one in found.held_out] == ["domain 1"]
     assert found.target is not None and found.target.reference is None
 
@@ -118,7 +118,7 @@ def test_a_file_holds_it_all(tmp_path: Path) -> None:
     loaded = load_features(tmp_path / "f.npz")
     assert loaded.class_names == ("a", "b", "c")
     arguments = {key: value for key, value in vars(loaded).items() if value is not None}
-    assert diagnose(**arguments) == diagnose(**made, class_names=["a", "b", "c"])
+    assert diagnose_features(**arguments) == diagnose_features(**made, class_names=["a", "b", "c"])
 
 
 def test_bad_files(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rcalign.diagnosis import diagnose
+from rcalign.diagnosis import diagnose_features
 from rcalign.diagnosis.mixture import RULE, nearest_mixture, thinned, verdict
 from rcalign.diagnosis.transport import cloud, euclidean, wasserstein
 
@@ -105,7 +105,7 @@ def test_an_unlabelled_target_outside_the_sources_says_so() -> None:
     labels = np.tile([0, 1], 180)
     head = {"head_weight": [[1.0, 0, 0, 0], [0, 1.0, 0, 0]]}
     target = around(rng, 80, 0, 0, 9, 0)
-    found = diagnose(
+    found = diagnose_features(
         np.concatenate(sources), labels, np.repeat(np.arange(3), 120), **head, target="mars", target_features=target
     )
     assert found.target is not None
@@ -124,7 +124,7 @@ def test_the_guarantee_without_labels_holds_for_the_labels_that_the_plan_brings(
         labels, domains = rng.integers(0, 3, 30), np.arange(30) % 3
         weight = rng.normal(size=(3, 3))
         target = rng.normal(size=(12, 3)) + rng.normal(size=3)
-        found = diagnose(x, labels, domains, head_weight=weight, target_features=target, replicates=2)
+        found = diagnose_features(x, labels, domains, head_weight=weight, target_features=target, replicates=2)
         assert found.target is not None
         fit = found.target.mixture
         mass = np.array(fit.weights)[domains] / 10

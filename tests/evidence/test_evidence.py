@@ -32,7 +32,7 @@ def test_figures_are_what_the_records_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", command.STUDIES)
 def test_every_planned_run_is_in_the_records(name: str, tmp_path: Path) -> None:
     """By id, of everything that determines a run; RC-Align's by place: it has other fields and defaults now."""
-    planned = expand(plan_file.read(plans.write(command.STUDIES[name](), tmp_path / f"{name}.toml")))
+    planned = expand(plan_file.read_plan(plans.write(command.STUDIES[name](), tmp_path / f"{name}.toml")))
     lines = records.lines_of(RECORDS / f"{name}.jsonl")
     others, ours = ([run for run in planned if (run.algorithm == "RC-Align") is own] for own in (False, True))
     assert {run.id for run in others} <= {line["id"] for line in lines}

@@ -12,7 +12,7 @@ import pytest
 
 from rcalign import api
 from rcalign.checkpoints import load_weights
-from rcalign.diagnosis import diagnose
+from rcalign.diagnosis import diagnose_features
 from rcalign.errors import InputError
 from rcalign.estimator import DomainClassifier
 
@@ -137,12 +137,12 @@ def test_the_decision_function_of_two_classes_is_logits() -> None:
     y, site = np.arange(120) % 2, np.repeat(["a", "b", "c"], 40)
     X = rng.normal(size=(120, 4)) + y[:, None]
     model = DomainClassifier("ERM", steps=20).fit(X, y, domains=site)
-    told = diagnose(model.transform(X), y, site, logits=model.decision_function(X))
+    told = diagnose_features(model.transform(X), y, site, logits=model.decision_function(X))
     chosen = model.predict_proba(X)
     right = np.log(chosen[np.arange(120), y])
     for one in told.held_out:
         assert one.risk == pytest.approx(-right[site == one.domain].mean())
-    target = diagnose(
+    target = diagnose_features(
         model.transform(X)[:80],
         y[:80],
         site[:80],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rcalign.errors import InputError
-from rcalign.fit.expectation import choose, expect
+from rcalign.fit.expectation import choose_method, expect
 
 
 def problem(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +37,7 @@ def test_the_interval_covers_the_next_domain_as_often_as_it_says(rule: str) -> N
         scores, truth = problem(rng)
         named = table(scores)
         found = expect(named, [f"d{k}" for k in range(scores.shape[1])], rule=rule)
-        chosen = truth[list(named).index(choose(named, rule=rule).method)]
+        chosen = truth[list(named).index(choose_method(named, rule=rule).method)]
         covered.append(float(np.mean((chosen >= found.interval[0]) & (chosen <= found.interval[1]))))
         nested.append(found.expected - chosen.mean())
         naive.append(found.expected + found.optimism - chosen.mean())
@@ -57,7 +57,7 @@ def test_it_covers_at_every_number_of_domains(domains: int) -> None:
             continue
         named = table(scores[:, :domains])
         found = expect(named, [str(k) for k in range(domains)])
-        chosen = truth[list(named).index(choose(named).method)]
+        chosen = truth[list(named).index(choose_method(named).method)]
         covered.append(float(np.mean((chosen >= found.interval[0]) & (chosen <= found.interval[1]))))
         width.append(found.interval[1] - found.interval[0])
     assert 0.82 <= np.mean(covered) <= 0.97, f"{domains}: {np.mean(covered):.3f}"
@@ -84,14 +84,14 @@ def test_equal_domains_do_not_make_it_certain() -> None:
 def test_ties_go_to_the_cheaper_one_and_clear_wins_do_not() -> None:
     scores = {"dear": [0.80, 0.70, 0.90], "cheap": [0.79, 0.71, 0.90], "poor": [0.5, 0.4, 0.6]}
     costs = {"dear": 5.0, "cheap": 1.0, "poor": 0.1}
-    assert choose(scores, costs).method == "cheap" and "tied" in choose(scores, costs).reason
-    assert choose({**scores, "cheap": [0.70, 0.60, 0.80]}, costs).method == "dear"
+    assert choose_method(scores, costs).method == "cheap" and "tied" in choose_method(scores, costs).reason
+    assert choose_method({**scores, "cheap": [0.70, 0.60, 0.80]}, costs).method == "dear"
     steady = {"high": [0.9, 0.9, 0.5], "even": [0.7, 0.7, 0.7]}
-    assert choose(steady, rule="mean").method == "high" and choose(steady, rule="worst").method == "even"
+    assert choose_method(steady, rule="mean").method == "high" and choose_method(steady, rule="worst").method == "even"
 
 
 def test_wrong_input_is_said() -> None:
     with pytest.raises(InputError, match="'mean' or 'worst'"):
-        choose({"a": [0.5]}, rule="best")
+        choose_method({"a": [0.5]}, rule="best")
     with pytest.raises(InputError, match="larger `budget`"):
-        choose({})
+        choose_method({})

@@ -153,10 +153,10 @@ def test_a_budget_without_room_says_so_and_stays_within_it(tmp_path: Path) -> No
     """Two seconds do not compare anything: the recommended method is trained, and it is said."""
     said: list[str] = []
     from rcalign.data import loading
-    from rcalign.fit.pipeline import fit
+    from rcalign.fit.pipeline import run_pipeline
 
     data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
-    fitted = fit(data, data.name, tmp_path / "out", budget=2.0, steps=20, workers=1, say=said.append)
+    fitted = run_pipeline(data, data.name, tmp_path / "out", budget=2.0, steps=20, workers=1, say=said.append)
     assert fitted.expectation is None
     assert any("too small to compare" in line for line in said)
 

@@ -11,7 +11,7 @@ from PIL import Image
 from rcalign.data import loading
 from rcalign.data.source import Arrays, Dataset, from_names
 from rcalign.data.sources.table import Roles, from_columns
-from rcalign.fit.look import copies_across_domains, feature_shift, look, prior_shift
+from rcalign.fit.look import copies_across_domains, feature_shift, prior_shift, summarise_data
 
 
 def made(prior: float, feature: float, rows: int = 240, domains: int = 4, seed: int = 0) -> Dataset:
@@ -25,7 +25,7 @@ def made(prior: float, feature: float, rows: int = 240, domains: int = 4, seed: 
 
 
 def test_each_shift_is_found_where_it_is_and_only_there() -> None:
-    none, shares, looks = (look(made(*what)) for what in ((0.0, 0.0), (0.9, 0.0), (0.0, 2.0)))
+    none, shares, looks = (summarise_data(made(*what)) for what in ((0.0, 0.0), (0.9, 0.0), (0.0, 2.0)))
     assert none.prior_shift < 0.1 and none.feature_shift is not None and none.feature_shift < 0.1
     assert "hardly differ" in none.sentences[0]
     assert shares.prior_shift > 0.2 and shares.feature_shift is not None and shares.feature_shift < 0.15
@@ -35,8 +35,8 @@ def test_each_shift_is_found_where_it_is_and_only_there() -> None:
 
 
 def test_which_of_both_is_larger_is_said() -> None:
-    assert "shares of classes differ more than their appearance" in look(made(0.95, 0.25)).sentences[0]
-    assert "appearance of classes differs more than their shares" in look(made(0.6, 2.0)).sentences[0]
+    assert "shares of classes differ more than their appearance" in summarise_data(made(0.95, 0.25)).sentences[0]
+    assert "appearance of classes differs more than their shares" in summarise_data(made(0.6, 2.0)).sentences[0]
 
 
 def test_prior_shift_does_not_depend_on_how_many_rows_a_domain_has() -> None:
@@ -54,7 +54,7 @@ def test_copies_in_tables_and_arrays() -> None:
     x[300], x[10] = x[0], x[1]  # row 300 is of another domain, row 10 is not
     copied = from_names("c", Arrays(x), [str(v) for v in data.y], [str(v) for v in data.domain], fingerprint="0")
     assert copies_across_domains(copied) == [(0, 300)]
-    assert any("2 rows" in sentence and "copies" in sentence for sentence in look(copied).sentences)
+    assert any("2 rows" in sentence and "copies" in sentence for sentence in summarise_data(copied).sentences)
     raw = {name: [f"{value:.6f}" for value in x[:, k]] for k, name in enumerate("abcdef")}
     raw |= {"label": [str(v) for v in data.y], "domain": [str(v) for v in data.domain]}
     table = from_columns(raw, Roles(), name="t", where="t")
@@ -73,13 +73,13 @@ def test_copied_image_files(tmp_path: Path) -> None:
     data = loading.load(tmp_path)
     groups = copies_across_domains(data)
     assert len(groups) == 1 and {data.content.paths[row].parent.parent.name for row in groups[0]} == {"a", "b"}  # type: ignore[union-attr]
-    assert any("different labels" in sentence for sentence in look(data).sentences)
+    assert any("different labels" in sentence for sentence in summarise_data(data).sentences)
 
 
 def test_missing_and_rare_classes_are_named() -> None:
     labels = ["a"] * 60 + ["b"] * 3 + ["a"] * 50 + ["c"] * 20
     domains = ["u"] * 63 + ["v"] * 70
     x = np.random.default_rng(0).normal(size=(133, 2))
-    sentences = " ".join(look(from_names("m", Arrays(x), labels, domains, fingerprint="0")).sentences)
+    sentences = " ".join(summarise_data(from_names("m", Arrays(x), labels, domains, fingerprint="0")).sentences)
     assert "class 'b' is missing in 'v'" in sentences and "class 'c' is missing in 'u'" in sentences
     assert "b in u (3)" in sentences and "very unequal" in sentences

@@ -14,7 +14,7 @@ from torch import nn
 
 from rcalign.checkpoints import load_weights, save_weights
 from rcalign.errors import InputError
-from rcalign.models.backbones import build
+from rcalign.models.backbones import build_backbone
 from rcalign.models.weights import adopt, packaged_file
 
 NAME = "tf_efficientnet_lite0"
@@ -49,7 +49,7 @@ def test_a_known_photograph_gets_its_class(file: Path, name: str) -> None:
 
 
 def test_the_default_backbone_carries_them(file: Path) -> None:
-    made = build(None, (3, 224, 224))
+    made = build_backbone(None, (3, 224, 224))
     network = timm.create_model(NAME, pretrained=False).eval()
     adopt(network, load_weights(file), "the package")
     x = photograph("china.jpg")
@@ -60,13 +60,13 @@ def test_the_default_backbone_carries_them(file: Path) -> None:
 
 
 def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale() -> None:
-    made = build("resnet10t", (3, 32, 32), weights="none")
+    made = build_backbone("resnet10t", (3, 32, 32), weights="none")
     layer = next(part for part in made.featurizer.modules() if isinstance(part, nn.BatchNorm2d))
     before = layer.running_mean.clone()
     made.featurizer.train()
     made.featurizer(torch.randn(4, 3, 32, 32) + 3).sum().backward()
     assert torch.equal(layer.running_mean, before) and layer.weight.grad is not None
-    trained = build("resnet10t", (3, 32, 32), weights="none", freeze_batch_norm=False)
+    trained = build_backbone("resnet10t", (3, 32, 32), weights="none", freeze_batch_norm=False)
     layer = next(part for part in trained.featurizer.modules() if isinstance(part, nn.BatchNorm2d))
     trained.featurizer.train()
     trained.featurizer(torch.randn(4, 3, 32, 32) + 3)
@@ -76,8 +76,8 @@ def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale() -> None:
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     save_weights(tmp_path / "a.safetensors", timm.create_model("resnet18", num_classes=0).state_dict())
     with pytest.raises(InputError, match="very backbone"):
-        build("resnet34", (3, 32, 32), weights=tmp_path / "a.safetensors")
-    made = build("resnet18", (3, 32, 32), weights=tmp_path / "a.safetensors")
+        build_backbone("resnet34", (3, 32, 32), weights=tmp_path / "a.safetensors")
+    made = build_backbone("resnet18", (3, 32, 32), weights=tmp_path / "a.safetensors")
     assert made.weights not in ("none", "")
 
 
@@ -96,7 +96,7 @@ def test_a_torch_file_runs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050"])
 def test_any_timm_network_reads_small_images(name: str) -> None:
-    made = build(name, (3, 64, 64), weights="none")
+    made = build_backbone(name, (3, 64, 64), weights="none")
     assert made.featurizer(torch.zeros(2, 3, 64, 64)).shape == (2, made.features)
 
 
@@ -105,7 +105,7 @@ def test_position_embeddings_follow_the_image_size(name: str, tmp_path: Path) ->
     """As timm does it when the size of a network is changed."""
     full = timm.create_model(name, pretrained=False, num_classes=0)
     save_weights(tmp_path / "vit.safetensors", full.state_dict())
-    made = build(name, (3, 96, 96), weights=tmp_path / "vit.safetensors").featurizer
+    made = build_backbone(name, (3, 96, 96), weights=tmp_path / "vit.safetensors").featurizer
     full.set_input_size(img_size=(96, 96))
     found = made.network.state_dict()  # type: ignore[union-attr]
     assert found["pos_embed"].shape[1] == 37

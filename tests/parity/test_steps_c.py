@@ -49,7 +49,7 @@ def build(recorded: Arrays, meta: dict[str, Any], **changes: Any) -> Algorithm:
     network.load_state_dict(start)
     cls = registry.get(meta["algorithm"]).algorithm
     hparams = {RENAMED.get(name, name): value for name, value in meta["hparams"].items()}
-    model = cls(spec, network, spaces.build(cls.Hparams, {**hparams, **changes}))
+    model = cls(spec, network, spaces.build_hparams(cls.Hparams, {**hparams, **changes}))
     if model.traits.stage_one is not None:
         model.start_from(start)
     return model

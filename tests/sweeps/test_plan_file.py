@@ -9,7 +9,7 @@ import pytest
 
 from rcalign.errors import InputError
 from rcalign.sweeps.plan import expand
-from rcalign.sweeps.plan_file import find, parse, read
+from rcalign.sweeps.plan_file import find_plan, parse_plan, read_plan
 
 GOOD: dict[str, Any] = {
     "data": "pacs",
@@ -66,32 +66,32 @@ GOOD: dict[str, Any] = {
     ],
 )
 def test_what_is_wrong_is_said(change: dict[str, Any], said: str) -> None:
-    assert len(expand(parse(GOOD))) == 6
+    assert len(expand(parse_plan(GOOD))) == 6
     with pytest.raises(InputError, match=said):
-        expand(parse({**GOOD, **change}))
+        expand(parse_plan({**GOOD, **change}))
 
 
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(InputError, match="algorithms is missing"):
-        parse({"data": "pacs"})
+        parse_plan({"data": "pacs"})
 
 
 def test_a_file_that_is_not_toml_names_the_line(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text('data = "x"\nalgorithms = [\n')
     with pytest.raises(InputError, match=r"not valid TOML .*line"):
-        read(file)
+        read_plan(file)
 
 
 def test_a_recipe_or_file_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'domainbed'"):
-        find("domainbd")
+        find_plan("domainbd")
     with pytest.raises(InputError, match=r"there is no sweep file 'plans/mine.toml'"):
-        find("plans/mine.toml")
-    assert find("emoji").name == "emoji.toml"
+        find_plan("plans/mine.toml")
+    assert find_plan("emoji").name == "emoji.toml"
 
 
 def test_a_file_goes_before_a_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("emoji").write_text('data = "x"\nalgorithms = "ERM"\n')
-    assert read("emoji").data == ("x",)
+    assert read_plan("emoji").data == ("x",)

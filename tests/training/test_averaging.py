@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rcalign.checkpoints import load_state, save_state
 from rcalign.errors import InputError
-from rcalign.training.averaging import SWAD, Averaging, make_averaging, recompute_batch_norm
+from rcalign.training.averaging import Averaging, SWADAveraging, make_averaging, recompute_batch_norm
 from toy import batch, make, weights
 
 KINDS: dict[str, dict[str, Any]] = {"ema": {"momentum": 0.9}, "swa": {"start": 3}, "swad": {}}
@@ -92,7 +92,7 @@ VALLEYS = [
 @pytest.mark.parametrize(("losses", "begin", "end", "ended"), VALLEYS)
 @pytest.mark.parametrize("steps_each", [1, 4])
 def test_swad_finds_the_valley(losses: list[float], begin: int, end: int, ended: bool, steps_each: int) -> None:
-    average = SWAD(begin_patience=3, end_patience=2, tolerance=1.5)
+    average = SWADAveraging(begin_patience=3, end_patience=2, tolerance=1.5)
     follow(average, losses, steps_each)
     assert (average.begin, average.end, average.finished) == (begin, end, ended)
     inside = list(range((begin - 1) * steps_each + 1, end * steps_each + 1))
@@ -103,7 +103,7 @@ def test_swad_finds_the_valley(losses: list[float], begin: int, end: int, ended:
 
 
 def test_swad_weighs_iterates_not_segments() -> None:
-    average = SWAD(begin_patience=2, end_patience=1, tolerance=1.0)
+    average = SWADAveraging(begin_patience=2, end_patience=1, tolerance=1.0)
     for t, loss in ((1, 1.0), (2, None), (3, None), (4, 1.0)):  # a segment of one iterate, then one of three
         average.update(theta(t))
         if loss is not None:
@@ -112,7 +112,7 @@ def test_swad_weighs_iterates_not_segments() -> None:
 
 
 def test_swad_that_never_starts_gives_the_last_segment_and_says_so() -> None:
-    average = SWAD()
+    average = SWADAveraging()
     follow(average, [9, 8, 7, 6], steps_each=2)
     assert value(average) == 7.5
     assert average.note.startswith("never started: last segment")
@@ -123,7 +123,7 @@ def test_swad_that_never_starts_gives_the_last_segment_and_says_so() -> None:
 
 
 def test_swad_keeps_few_models() -> None:
-    average = SWAD(begin_patience=3, end_patience=6)
+    average = SWADAveraging(begin_patience=3, end_patience=6)
     follow(average, [5, 4, 3, 2, 2.1, 2.2, *[9.0] * 5])
     held = [average._segment, average._valley, average._waiting, *[mean for _, mean in average._recent]]
     assert sum(mean.count > 0 for mean in held) <= 3

@@ -13,7 +13,7 @@ from rcalign import api, registry
 from rcalign.algorithms.base import Network
 from rcalign.checkpoints import load_weights
 from rcalign.errors import InputError
-from rcalign.models.backbones import build
+from rcalign.models.backbones import build_backbone
 from rcalign.training.fine_tuning import FineTuning
 from toy import batch, make, spec, takes_images, weights
 
@@ -69,7 +69,7 @@ def test_adamw_is_torchs_own() -> None:
 
 @pytest.mark.parametrize("backbone", ["resnet10t", "vit_tiny_patch16_224"])
 def test_rates_fall_from_the_head_to_the_input(backbone: str) -> None:
-    made = build(backbone, (3, 32, 32), weights="none")
+    made = build_backbone(backbone, (3, 32, 32), weights="none")
     model = registry.get("ERM").algorithm(spec(3, images=True), Network(made.featurizer, made.features, 3))
     FineTuning(model, steps=5, layer_decay=0.5).before(0)
     rate = {id(p): group["lr"] for group in model.optimizer.param_groups for p in group["params"]}

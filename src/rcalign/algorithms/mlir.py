@@ -38,7 +38,7 @@ from rcalign.types import Batch
 
 RATES = LogUniform(1e-5, 10**-3.5)
 FOR_ARRAYS = {"arrays": At(1e-3, LogUniform(10**-4.5, 10**-2.5))}
-Rows = dict[int, tuple[Tensor, Tensor]]  # domain -> features and labels
+RowsByDomain = dict[int, tuple[Tensor, Tensor]]  # domain -> features and labels
 
 
 @register(
@@ -140,7 +140,7 @@ class MLIR(Algorithm):
         torch._foreach_add_(total, found, alpha=h.outer_weight / splits)
         return outer.detach()
 
-    def _discrepancy(self, rows: Rows, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    def _discrepancy(self, rows: RowsByDomain, pairs: Sequence[tuple[int, int]]) -> Tensor:
         gaps = []
         for i, j in pairs:
             classifier = self.pairs[pair_index(i, j, self.spec.num_domains)]
@@ -148,7 +148,7 @@ class MLIR(Algorithm):
             gaps.append(loss_gap((classifier(z_i), y_i), (classifier(z_j), y_j)))
         return torch.stack(gaps).mean()
 
-    def _raise(self, rows: Rows, pairs: Sequence[tuple[int, int]], splits: int) -> None:
+    def _raise(self, rows: RowsByDomain, pairs: Sequence[tuple[int, int]], splits: int) -> None:
         """One step of the pairs' classifiers up the discrepancy, features fixed."""
         optimizer = self.optimizers["pairs"]
         optimizer.zero_grad(set_to_none=True)  # classifiers of other pairs have no gradient and stay

@@ -1,8 +1,8 @@
 """SWAD: ERM whose weights are averaged over a valley of the validation loss.
 
 Training is ERM's, (1/N) sum_i CE(g(f(x_i)), y_i); what is evaluated and kept is the mean of all iterates between the
-beginning and the end of the valley, found by ``training.averaging.SWAD`` with the three hyperparameters below. The same
-averaging goes around any algorithm (``--average swad``).
+beginning and the end of the valley, found by ``training.averaging.SWADAveraging`` with the three
+hyperparameters below. The same averaging goes around any algorithm (``--average swad``).
 
 Paper: Cha et al., SWAD: Domain Generalization by Seeking Flat Minima (2021), Algorithm 1. Departures from the public
 code: every iterate weighs the same (there every segment between evaluations), and nothing before the valley is added.

@@ -17,7 +17,7 @@ from rcalign.cli.shared import AsJson, Data, Imports, show, stop
 app = typer.Typer(no_args_is_help=True, help="Look at data sets, and get the published ones.")
 
 
-Root = Annotated[
+RootOption = Annotated[
     Path | None, typer.Option(help="The data root.", show_default="$RCALIGN_DATA or ~/.local/share/rcalign")
 ]
 
@@ -81,7 +81,7 @@ def _as_text(counts: dict[str, int]) -> str:
 
 
 @app.command("list")
-def data_list(root: Root = None, as_json: AsJson = False) -> None:
+def data_list(root: RootOption = None, as_json: AsJson = False) -> None:
     """The published benchmarks, and which of them are here."""
     from rcalign.data.benchmarks import actions
 
@@ -108,7 +108,7 @@ def data_prepare(
             show_default=False,
         ),
     ],
-    root: Root = None,
+    root: RootOption = None,
     drop: Annotated[
         Path | None,
         typer.Option(help="A list of images to leave out, such as DomainNet's duplicates.", show_default=False),
@@ -133,7 +133,7 @@ def data_prepare(
 @app.command("fetch")
 def data_fetch(
     name: Name,
-    root: Root = None,
+    root: RootOption = None,
     mirror: Annotated[
         str | None, typer.Option(help="An address that has the files by their names, asked first.", show_default=False)
     ] = None,
@@ -152,7 +152,7 @@ def data_fetch(
 @app.command("verify")
 def data_verify(
     name: Name,
-    root: Root = None,
+    root: RootOption = None,
     splits: Annotated[
         Path | None, typer.Option(help="An MDLT split file.", show_default="the one with the images, or the rule")
     ] = None,

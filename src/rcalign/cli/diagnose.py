@@ -43,7 +43,7 @@ def diagnose(
     if Path(subject).suffix != ".npz":
         check_run(subject)
     from rcalign import api
-    from rcalign.diagnosis import ENDINGS, render
+    from rcalign.diagnosis import ENDINGS, render_diagnosis
     from rcalign.files import check_output, format_by_ending, write_whole
 
     wanted = format_by_ending(format_, out, ENDINGS, "terminal")
@@ -53,11 +53,11 @@ def diagnose(
         check_output(out)
     told = api.diagnose(subject, data, target=target, device=device)
     if out is not None:
-        write_whole(out, render(told, wanted).encode())
+        write_whole(out, render_diagnosis(told, wanted).encode())
         print(f"Written to {out}")
     elif wanted == "terminal":
         from rcalign.diagnosis import render_terminal
 
         Console().print(render_terminal(told))
     else:
-        print(render(told, wanted))
+        print(render_diagnosis(told, wanted))

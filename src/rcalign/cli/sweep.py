@@ -71,7 +71,7 @@ def sweep(
         raise InputError(f"'{folder}' is one argument too many: the folder of a sweep is given by --out.")
     from rcalign.sweeps import plan_file
 
-    plan_file.read(plan)  # what is wrong with it is said before torch is imported
+    plan_file.read_plan(plan)  # what is wrong with it is said before torch is imported
     from rcalign import api
 
     result = api.sweep(

@@ -27,7 +27,7 @@ from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm as OurAlgorithm
 from rcalign.algorithms.base import Network, seeded
 from rcalign.errors import InputError
-from rcalign.models.backbones import build
+from rcalign.models.backbones import build_backbone
 from rcalign.registry import RegisteredAlgorithm
 from rcalign.types import Batch, DataSpec
 
@@ -74,7 +74,7 @@ class Algorithm(nn.Module):
         if make is not None:
             featurizer = make(shape, self.hparams)
             return Network(featurizer, int(featurizer.n_outputs), classes), True  # type: ignore[arg-type]
-        made = build(self.hparams.get("backbone"), shape, weights=self.hparams.get("weights"))
+        made = build_backbone(self.hparams.get("backbone"), shape, weights=self.hparams.get("weights"))
         return Network(made.featurizer, made.features, classes), False
 
     def _values(self, own_dropout: bool) -> Any:
@@ -117,10 +117,10 @@ def algorithm(name: str, featurizer: MakeFeaturizer | None = None) -> type[Algor
     return type(title, (Algorithm,), {**about, "__module__": __name__})
 
 
-def names() -> list[str]:
+def algorithm_names() -> list[str]:
     """The algorithms that ``algorithm`` takes.
 
-    >>> "RC-Align" in names(), "CRT" in names()
+    >>> "RC-Align" in algorithm_names(), "CRT" in algorithm_names()
     (True, False)
     """
     return [name for name in registry.names() if _obstacle(registry.get(name)) is None]

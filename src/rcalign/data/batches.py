@@ -17,7 +17,7 @@ from rcalign.distributed import Workers
 from rcalign.errors import InputError
 from rcalign.types import Batch
 
-Content = ImageStore | Arrays | np.ndarray
+StoredRows = ImageStore | Arrays | np.ndarray
 AHEAD = 2  # batches prepared before they are asked for, for each worker
 KEPT = 1  # batches taken before the last one whose images are still theirs
 ROWS, COLOURS = 0, 1  # which random stream of a step: row numbers or augmentation
@@ -41,7 +41,7 @@ class Batches:
 
     def __init__(
         self,
-        content: Content,
+        content: StoredRows,
         y: np.ndarray,
         rows: Sequence[np.ndarray] | Mapping[str, np.ndarray],
         batch_size: int,
@@ -152,7 +152,7 @@ class Batches:
 
 
 def evaluation_batches(
-    content: Content,
+    content: StoredRows,
     indices: Sequence[int] | np.ndarray,
     size: int,
     augmentation: Augmentation | None = None,

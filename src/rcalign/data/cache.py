@@ -48,7 +48,7 @@ MAPPED_BYTES = 64 * 2**20  # read before pages are given back; the system maps a
 
 def cache_root() -> Path:
     """``$RCALIGN_CACHE`` or the platform's folder for caches, created if need be."""
-    path = places.cache_root()
+    path = places.default_cache_root()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -257,7 +257,7 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, fo
     assert isinstance(dataset.content, Images)
     paths = dataset.content.paths
     partial = folder.with_suffix(".partial")
-    with disk_errors(partial):
+    with cache_disk_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
     listing = hashlib.sha256("\0".join(map(os.fspath, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     outdated = _outdated(folder, listing, size, form)
@@ -325,7 +325,7 @@ def _write_shard(file: Path, images: Iterable[memoryview | bytes | None]) -> Ite
     growing = _growing(file)
     whole = True
     ends: list[int] = []
-    with disk_errors(file.parent), open(growing, "wb") as out:
+    with cache_disk_errors(file.parent), open(growing, "wb") as out:
         for image in images:
             if image is None:
                 whole = False
@@ -377,12 +377,12 @@ def _resized(x: np.ndarray, size: int) -> np.ndarray:
 def remember(path: Path, value: Any) -> None:
     """Writes JSON into the cache, whole or not at all, also when two processes write at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with disk_errors(path.parent):
+    with cache_disk_errors(path.parent):
         write_json(path, value)
 
 
 @contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
+def cache_disk_errors(folder: Path) -> Iterator[None]:
     """Says in one sentence what the disk refused."""
     try:
         yield

@@ -30,7 +30,9 @@ def load(data: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool
     path = Path(file)
     if not path.exists():
         if isinstance(data, str) and sources.looks_like_name(text):
-            raise unknown("data set", text, sources.names(), "A path must exist: no file or folder has that name here.")
+            raise unknown(
+                "data set", text, sources.source_names(), "A path must exist: no file or folder has that name here."
+            )
         raise InputError(
             f"'{path}' does not exist: give a folder, a .csv manifest, a .npz file or the name of a data set."
         )

@@ -3,8 +3,8 @@
 from rcalign.diagnosis.html import render_html
 from rcalign.diagnosis.inputs import FeatureSet, load_features
 from rcalign.diagnosis.priors import adapt_priors, estimate_priors
-from rcalign.diagnosis.render import ENDINGS, render
-from rcalign.diagnosis.report import diagnose
+from rcalign.diagnosis.render import ENDINGS, render_diagnosis
+from rcalign.diagnosis.report import diagnose_features
 from rcalign.diagnosis.results import Diagnosis, to_dict, to_json
 from rcalign.diagnosis.terminal import render_terminal
 from rcalign.diagnosis.tracking import contraction, tracking
@@ -18,10 +18,10 @@ __all__ = [
     "adapt_priors",
     "cloud",
     "contraction",
-    "diagnose",
+    "diagnose_features",
     "estimate_priors",
     "load_features",
-    "render",
+    "render_diagnosis",
     "render_html",
     "render_terminal",
     "to_dict",

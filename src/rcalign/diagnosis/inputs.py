@@ -95,7 +95,7 @@ class Problem:
         return self.target is not None and bool((self.target.labels >= 0).all())
 
 
-def checked(
+def checked_samples(
     features: ArrayLike,
     labels: ArrayLike,
     domains: ArrayLike,

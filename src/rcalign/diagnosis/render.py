@@ -14,7 +14,7 @@ ENDINGS = {"terminal": (".txt",), "json": (".json",), "html": (".html", ".htm")}
 WIDTH = 120  # columns of a diagnosis that is written to a text file
 
 
-def render(diagnosis: Diagnosis, format: str) -> str:
+def render_diagnosis(diagnosis: Diagnosis, format: str) -> str:
     """The text of one of the formats of ``ENDINGS``; "terminal" is plain text."""
     if format == "json":
         return to_json(diagnosis)

@@ -23,7 +23,7 @@ from rcalign.diagnosis.bound import (
     theorem_2,
     unit,
 )
-from rcalign.diagnosis.inputs import Problem, Samples, checked
+from rcalign.diagnosis.inputs import Problem, Samples, checked_samples
 from rcalign.diagnosis.mixture import RULE, fit_mixture, verdict
 from rcalign.diagnosis.priors import estimate_priors
 from rcalign.diagnosis.results import (
@@ -48,7 +48,7 @@ Array = NDArray[Any]
 PICTURE_SAMPLES = 250  # of each domain
 
 
-def diagnose(
+def diagnose_features(
     features: ArrayLike,
     labels: ArrayLike,
     domains: ArrayLike,
@@ -94,7 +94,8 @@ def diagnose(
     >>> rng = np.random.default_rng(0)
     >>> labels, domains = np.arange(60) % 2, np.arange(60) // 20
     >>> features = rng.normal(size=(60, 4)) + 2.0 * labels[:, None] + 0.5 * domains[:, None]
-    >>> report = diagnose(features, labels, domains, head_weight=[[-1.0] * 4, [1.0] * 4], head_bias=[4.0, -4.0])
+    >>> head = {"head_weight": [[-1.0] * 4, [1.0] * 4], "head_bias": [4.0, -4.0]}
+    >>> report = diagnose_features(features, labels, domains, **head)
     >>> all(one.risk <= one.tight_bound <= one.bound for one in report.held_out)
     True
     >>> one = report.of("domain 2")
@@ -112,7 +113,7 @@ def diagnose(
         raise InputError(f"exact_pairs is {exact_pairs}: expected at least 16.")
     if not 0 < confidence < 1 or replicates < 2:
         raise InputError(f"confidence {confidence} and {replicates} replicates: expected 0 to 1, and two or more.")
-    problem = checked(
+    problem = checked_samples(
         features,
         labels,
         domains,

@@ -224,15 +224,17 @@ def _along_training(diagnosis: Diagnosis) -> Panel:
             lines.append(f"Weight × alignment loss after the step was at most J in {seen.alignment_holds:.1%} of them.")
     if diagnosis.tracking is not None:
         track = diagnosis.tracking
-        lines.append(f"Alignment loss against gap: all steps {describe(track.everything)}.")
-        lines.append(f"Steps from {track.settled_from} on: {describe(track.settled)}.")
+        lines.append(f"Alignment loss against gap: all steps {correlation_text(track.everything)}.")
+        lines.append(f"Steps from {track.settled_from} on: {correlation_text(track.settled)}.")
     return Panel(Text("\n".join(lines)), title="Along training", title_align="left")
 
 
-def describe(found: Correlation) -> str:
+def correlation_text(found: Correlation) -> str:
     """
-    >>> describe(Correlation(12, 0.5, 0.0123, 1.0, 0.0)), describe(Correlation(2, None, None, None, None, "2 points"))
-    ('r = 0.500, p = 0.012, 12 points', 'no correlation: 2 points')
+    >>> correlation_text(Correlation(12, 0.5, 0.0123, 1.0, 0.0))
+    'r = 0.500, p = 0.012, 12 points'
+    >>> correlation_text(Correlation(2, None, None, None, None, "2 points"))
+    'no correlation: 2 points'
     """
     if found.r is None or found.p is None:
         return f"no correlation: {found.reason}"

@@ -28,7 +28,7 @@ from rcalign.files import write_whole
 from rcalign.training.trained import TrainedModel
 
 TOLERANCE = 1e-4  # largest difference of a logit, relative to the largest logit where that is above one
-Run = Callable[[np.ndarray], Sequence[np.ndarray]]  # inputs -> logits, probabilities
+RunExported = Callable[[np.ndarray], Sequence[np.ndarray]]  # inputs -> logits, probabilities
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ def _predicted(model: TrainedModel, pictures: Tensor) -> tuple[Tensor, Tensor]:
     return logits, torch.softmax(logits / model.temperature, 1)
 
 
-def _difference(network: Callable[[Tensor], tuple[Tensor, Tensor]], run: Run, batches: Sequence[np.ndarray]) -> float:
+def _difference(
+    network: Callable[[Tensor], tuple[Tensor, Tensor]], run: RunExported, batches: Sequence[np.ndarray]
+) -> float:
     worst = 0.0
     for batch in batches:
         with torch.inference_mode():
@@ -117,7 +119,7 @@ def _example(model: TrainedModel, sample: np.ndarray) -> Tensor:
     return torch.from_numpy(np.concatenate([sample[:1], sample[:1]]))
 
 
-def _onnx(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> Run:
+def _onnx(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> RunExported:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"ONNX needs {', '.join(missing)}, which is not installed: pip install 'rcalign[onnx]'.")
@@ -157,7 +159,7 @@ def _onnx(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path)
     return lambda batch: session.run(None, {_input_name(model): batch})
 
 
-def _torchscript(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> Run:
+def _torchscript(network: Deployed, model: TrainedModel, sample: np.ndarray, out: Path) -> RunExported:
     with _quiet(), torch.no_grad():
         traced = torch.jit.trace(network, (_example(model, sample),), check_trace=False)
         buffer = io.BytesIO()
@@ -177,7 +179,7 @@ def _safetensors(network: Deployed, model: TrainedModel, sample: np.ndarray, out
     write_whole(out, safetensors.torch.save(tensors, metadata=_about(model, "safetensors")))
 
 
-FORMATS: dict[str, Callable[[Deployed, TrainedModel, np.ndarray, Path], Run | None]] = {
+FORMATS: dict[str, Callable[[Deployed, TrainedModel, np.ndarray, Path], RunExported | None]] = {
     "onnx": _onnx,
     "torchscript": _torchscript,
     "safetensors": _safetensors,

@@ -31,7 +31,7 @@ TIE = 0.5  # of the standard error of the difference: methods closer than that a
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenMethod:
     """The chosen method, by which rule, and which others were tied with it."""
 
     method: str
@@ -58,9 +58,9 @@ class Expectation:
     sentence: str
 
 
-def choose(
+def choose_method(
     scores: Mapping[str, Sequence[float]], costs: Mapping[str, float] | None = None, rule: str = "mean"
-) -> Choice:
+) -> ChosenMethod:
     """The best method by its mean or worst domain; of methods that are tied with the best, the cheapest.
 
     scores: method -> accuracy on each left-out domain, the same domains in the same order. costs: seconds of training,
@@ -68,7 +68,7 @@ def choose(
     over the domains; by "worst", less than one point.
 
     >>> scores = {"a": [0.70, 0.80, 0.60], "b": [0.71, 0.79, 0.60], "c": [0.5, 0.6, 0.4]}
-    >>> choose(scores, {"a": 9.0, "b": 1.0, "c": 1.0}).method, choose(scores).tied
+    >>> choose_method(scores, {"a": 9.0, "b": 1.0, "c": 1.0}).method, choose_method(scores).tied
     ('b', ('a', 'b'))
     """
     if rule not in RULES:
@@ -87,7 +87,7 @@ def choose(
         others = ", ".join(name for name in tied if name != chosen)
         how = "half the standard error of the difference" if rule == "mean" else "one point"
         reason = f"{chosen} and {others} are tied (within {how}); {chosen} is the cheapest of them"
-    return Choice(chosen, rule, value[chosen], tied, reason)
+    return ChosenMethod(chosen, rule, value[chosen], tied, reason)
 
 
 def _tied(best: np.ndarray, other: np.ndarray, rule: str) -> bool:
@@ -117,7 +117,7 @@ def expect(
     >>> round(found.expected, 2), round(found.optimism, 2), found.worst_domain
     (0.7, 0.0, 'w')
     """
-    choice = choose(scores, costs, rule)
+    choice = choose_method(scores, costs, rule)
     own = np.asarray(scores[choice.method], dtype=np.float64)
     count = len(domains)
     if len(own) != count:
@@ -125,7 +125,7 @@ def expect(
     nested = []
     for k in range(count):
         others = {name: [v for j, v in enumerate(row) if j != k] for name, row in scores.items()}
-        again = choose(others, costs, rule).method if count > 1 else choice.method
+        again = choose_method(others, costs, rule).method if count > 1 else choice.method
         nested.append(float(scores[again][k]))
     expected = float(np.mean(nested))
     low, high = next_value_interval(nested, level)

@@ -23,7 +23,7 @@ from rcalign.fit.folds import Fold, evaluate_every
 from rcalign.fit.portfolio import Candidate
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunFolder
-from rcalign.training.job import prepare
+from rcalign.training.job import prepare_run
 from rcalign.training.options import TrainOptions
 from rcalign.training.run import complete
 
@@ -107,7 +107,7 @@ def train_final(
         **settings,
     )
     splits = make_splits(dataset, "all", (), seed)
-    made = prepare(options, dataset, data=data, splits=splits, progress=progress)
+    made = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
     config = dataclasses.replace(made.config, protocol="all")
     folder = RunFolder(out)
     resume = folder.config_file.exists()
@@ -147,7 +147,7 @@ def train_default(
         **settings,
     )
     splits = make_splits(dataset, "lodo", (), seed)
-    made = prepare(options, dataset, data=data, splits=splits, progress=progress)
+    made = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
     folder = RunFolder(out)
     resume = folder.config_file.exists()
     return complete(made.task, made.config, folder, made.hparams, resume=resume, progress=progress)[1]

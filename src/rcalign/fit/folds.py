@@ -25,7 +25,7 @@ from rcalign.files import write_whole
 from rcalign.fit.portfolio import Candidate
 from rcalign.store.names import file_name
 from rcalign.store.run_folder import RunFolder
-from rcalign.training.job import train
+from rcalign.training.job import run_job
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions
 from rcalign.training.trained import load_trained
@@ -151,7 +151,7 @@ def _network(data: str | Dataset, dataset: Dataset, fold: Fold) -> tuple[np.ndar
         for item in folder.path.iterdir():
             item.unlink()
     resume = folder.config_file.exists()
-    train(dataset, fold.options, out=folder.path, resume=resume)
+    run_job(dataset, fold.options, out=folder.path, resume=resume)
     model = load_trained(folder.path, torch.device("cpu"))
     rows = rows_left_out(dataset, fold.domain, fold.seed)
     logits = np.concatenate([model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)])

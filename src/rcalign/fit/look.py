@@ -36,7 +36,7 @@ SMALL, LARGE = 0.15, 0.4  # shifts below and above are called so
 
 
 @dataclass(frozen=True)
-class Look:
+class DataOverview:
     """What was found. counts: (K, C) rows. copies: groups of rows that are the same, in more than one domain.
 
     sentences: the findings in words, the most important first.
@@ -54,7 +54,7 @@ class Look:
     sentences: tuple[str, ...]
 
 
-def look(dataset: Dataset, features: np.ndarray | None = None, *, seed: int = 0) -> Look:
+def summarise_data(dataset: Dataset, features: np.ndarray | None = None, *, seed: int = 0) -> DataOverview:
     """Looks at a data set. features: (n, f) of each row; of arrays and tables their own values by default.
 
     >>> from rcalign.data.source import from_names
@@ -62,7 +62,7 @@ def look(dataset: Dataset, features: np.ndarray | None = None, *, seed: int = 0)
     >>> y, d = np.arange(400) % 2, np.repeat(np.arange(4), 100)
     >>> names = [str(v) for v in y], [f"site {v}" for v in d]
     >>> data = from_names("toy", Arrays(rng.normal(size=(400, 3)) + d[:, None]), *names, fingerprint="0")
-    >>> found = look(data)
+    >>> found = summarise_data(data)
     >>> round(found.prior_shift, 2), found.feature_shift > 0.3, found.sentences[0][:48]
     (0.0, True, 'Domains differ in how their classes look, not in')
     """
@@ -82,7 +82,7 @@ def look(dataset: Dataset, features: np.ndarray | None = None, *, seed: int = 0)
         *_copy_sentences(copies, dataset),
         *_count_sentences(dataset, counts, missing),
     ]
-    return Look(
+    return DataOverview(
         rows=len(dataset),
         domains=dataset.domains,
         classes=dataset.classes,

@@ -24,17 +24,17 @@ from rcalign.evaluation.metrics import softmax
 from rcalign.exports.card import model_card
 from rcalign.files import write_whole
 from rcalign.fit.conformal import PredictionSets, abstention, learn_sets
-from rcalign.fit.expectation import RULES, Choice, Expectation, choose, expect
+from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_method, expect
 from rcalign.fit.final import Length, calibrate, length, temperature_of, train_default, train_final
 from rcalign.fit.folds import Fold, left_out
-from rcalign.fit.look import Look, look
+from rcalign.fit.look import DataOverview, summarise_data
 from rcalign.fit.page import render_page
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
 from rcalign.fit.search import Clock, Round, Search, candidate_json, interrupt_after, start_seconds, workers_for
 from rcalign.interrupts import asked_to_stop
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
-from rcalign.training.job import prepare
+from rcalign.training.job import prepare_run
 from rcalign.training.options import TrainOptions
 
 SETS_FILE = "prediction-sets.json"
@@ -51,10 +51,10 @@ class Fitted:
     data: str
     folder: Path
     model: Path
-    look: Look
+    look: DataOverview
     candidate: Candidate
     reason: str
-    choice: Choice | None
+    choice: ChosenMethod | None
     expectation: Expectation | None
     table: Sequence[Mapping[str, Any]]
     boosting: str | None
@@ -71,7 +71,7 @@ class Fitted:
     rounds: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
 
-def fit(
+def run_pipeline(
     dataset: Dataset,
     data: str,
     out: Path,
@@ -106,13 +106,13 @@ def fit(
     out.mkdir(parents=True, exist_ok=True)
     _claim(out, dataset, seed, settings)
     features = _frozen_features(dataset, seed, settings, progress) if images else None
-    seen = look(dataset, features, seed=seed)
+    seen = summarise_data(dataset, features, seed=seed)
     say(f"{seen.rows:,} rows, {len(seen.domains)} domains, {len(seen.classes)} classes.")
     for sentence in (*seen.sentences, *dataset.notes):
         say(f"- {sentence}")
     if budget == 0 or len(dataset.domains) < 2:
         return _default_only(dataset, data, out, seen, images, steps, seed, settings, clock, say, progress)
-    full = steps or presets.choose(None, arrays=True, freeze_backbone=False).steps
+    full = steps or presets.choose_preset(None, arrays=True, freeze_backbone=False).steps
     search = Search(
         dataset,
         data,
@@ -162,7 +162,7 @@ def _claim(out: Path, dataset: Dataset, seed: int, settings: Mapping[str, Any]) 
 def _frozen_features(dataset: Dataset, seed: int, settings: Mapping[str, Any], progress: bool) -> np.ndarray:
     """Features (n, f) of all images under the backbone, kept in the cache, where the folds find them."""
     options = TrainOptions(algorithm=PORTFOLIO[0].algorithm, freeze_backbone=True, seed=seed, steps=1, **settings)
-    made = prepare(options, dataset, splits=make_splits(dataset, "all", (), seed), progress=progress)
+    made = prepare_run(options, dataset, splits=make_splits(dataset, "all", (), seed), progress=progress)
     return np.asarray(made.task.inputs.content)
 
 
@@ -193,7 +193,7 @@ def _finish(
     dataset: Dataset,
     data: str,
     out: Path,
-    seen: Look,
+    seen: DataOverview,
     rounds: Sequence[Round],
     scores: Mapping[str, list[float]],
     search: Search,
@@ -206,7 +206,7 @@ def _finish(
 ) -> Fitted:
     by_name = {c.name: (c, done) for done in rounds for c in done.candidates}
     costs = {name: by_name[name][0].cost * by_name[name][1].steps for name in scores}
-    choice = choose(scores, costs, rule)
+    choice = choose_method(scores, costs, rule)
     rows = [int(n) for n in np.bincount(dataset.domain, minlength=len(dataset.domains))]
     expected = expect(scores, dataset.domains, costs, rule, rows=rows)
     say(f"Chosen by the {rule} over left-out domains: {choice.reason}.")
@@ -268,7 +268,7 @@ def _default_only(
     dataset: Dataset,
     data: str,
     out: Path,
-    seen: Look,
+    seen: DataOverview,
     images: bool,
     steps: int | None,
     seed: int,
@@ -352,7 +352,7 @@ def _table(rounds: Sequence[Round], domains: Sequence[str]) -> list[dict[str, An
 
 
 def _boosting_sentence(
-    rounds: Sequence[Round], domains: Sequence[str], choice: Choice, own: Sequence[float]
+    rounds: Sequence[Round], domains: Sequence[str], choice: ChosenMethod, own: Sequence[float]
 ) -> str | None:
     """Whether gradient boosting wins, said plainly; None where it was not tried."""
     for done in reversed(rounds):
@@ -398,10 +398,10 @@ def _write(fitted: Fitted) -> None:
     findings += [("Choice", fitted.reason)]
     write_whole(fitted.folder / "model-card.md", model_card(config, result, None, findings).encode())
     write_whole(fitted.folder / "report.html", render_page(fitted).encode())
-    write_json(fitted.folder / "fit.json", summary(fitted))
+    write_json(fitted.folder / "fit.json", fit_summary(fitted))
 
 
-def summary(fitted: Fitted) -> dict[str, Any]:
+def fit_summary(fitted: Fitted) -> dict[str, Any]:
     """Plain values of all that was found."""
     values: dict[str, Any] = {
         "data": fitted.data,

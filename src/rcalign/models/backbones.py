@@ -120,7 +120,7 @@ class Series(Standardised):
         return x.mean(2)
 
 
-def build(
+def build_backbone(
     name: str | None,
     input_shape: tuple[int, ...],
     *,
@@ -129,7 +129,7 @@ def build(
 ) -> Backbone:
     """The featurizer for samples of a shape: (f,) rows, (channels, t) series, (3, s, s) images.
 
-    >>> build(None, (7,)).features
+    >>> build_backbone(None, (7,)).features
     256
     """
     if len(input_shape) == 3:

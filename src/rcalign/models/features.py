@@ -24,9 +24,9 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor, nn
 
-from rcalign.data.cache import cache_root, disk_errors, remember
+from rcalign.data.cache import cache_disk_errors, cache_root, remember
 from rcalign.errors import InputError
-from rcalign.models.weights import fingerprint
+from rcalign.models.weights import weights_fingerprint
 from rcalign.store.json_files import read_object
 from rcalign.store.locks import waited_for
 
@@ -35,7 +35,7 @@ SYNC_EVERY = 5.0  # seconds between two moments at which what was computed is sa
 WAIT = 0.5  # seconds between two looks at whether another process is done
 RECENT = 60.0  # seconds after which a progress file that does not change is a dead process's
 
-Inputs = Callable[[np.ndarray], Iterator[Tensor]]
+InputBatches = Callable[[np.ndarray], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def underway() -> list[Underway]:
 
 def computed_once(
     module: nn.Module,
-    inputs: Inputs,
+    inputs: InputBatches,
     rows: int,
     *,
     key: Sequence[object],
@@ -91,7 +91,7 @@ def computed_once(
     ((6, 2), True)
     """
     structure = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
-    parts = [*map(str, key), fingerprint(module), structure, str(rows), dtype]
+    parts = [*map(str, key), weights_fingerprint(module), structure, str(rows), dtype]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
     file = cache_root() / FOLDER / f"{digest}.npy"
     found = _whole(file, rows)
@@ -118,7 +118,7 @@ def _whole(file: Path, rows: int) -> np.ndarray | None:
 
 def _compute(
     module: nn.Module,
-    inputs: Inputs,
+    inputs: InputBatches,
     rows: int,
     file: Path,
     dtype: np.dtype[Any],
@@ -126,7 +126,7 @@ def _compute(
     show: Callable[[int], None],
 ) -> None:
     module.eval()
-    with disk_errors(file.parent), _Growing(file, rows, dtype, what) as growing, torch.inference_mode():
+    with cache_disk_errors(file.parent), _Growing(file, rows, dtype, what) as growing, torch.inference_mode():
         show(growing.done)
         for x in inputs(np.arange(growing.done, rows)):
             growing.append(module(x).to("cpu", torch.float32).numpy())
@@ -222,7 +222,7 @@ def _done(file: Path) -> int:
 @contextmanager
 def _alone(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Holds the lock of a lock file, after waiting for it. waiting: called now and then until it is free."""
-    with disk_errors(lock.parent):
+    with cache_disk_errors(lock.parent):
         lock.parent.mkdir(parents=True, exist_ok=True)
         lock.touch()
     with waited_for(lock, "cache", waiting, WAIT):

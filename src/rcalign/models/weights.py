@@ -48,7 +48,7 @@ def load_pretrained(network: nn.Module, backbone: str, weights: str | Path | Non
     path = Path(weights) if weights is not None else packaged_file(backbone)
     if path is not None:
         adopt(network, load_weights(path), str(path))
-        return fingerprint(network)
+        return weights_fingerprint(network)
     try:
         pretrained = timm.create_model(backbone, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights: timm and its hub raise many kinds
@@ -59,7 +59,7 @@ def load_pretrained(network: nn.Module, backbone: str, weights: str | Path | Non
             f"{package}give `weights=FILE`, or `weights=none` to start from random ones."
         ) from None
     adopt(network, pretrained.state_dict(), f"timm's {backbone}")
-    return fingerprint(network)
+    return weights_fingerprint(network)
 
 
 def adopt(network: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
@@ -104,7 +104,7 @@ def _for_this_size(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, 
     return {**weights, **converted} if isinstance(converted, Mapping) else weights
 
 
-def fingerprint(network: nn.Module) -> str:
+def weights_fingerprint(network: nn.Module) -> str:
     """A hash of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):

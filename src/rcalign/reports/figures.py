@@ -17,8 +17,8 @@ from scipy import stats
 from rcalign import registry
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.metric_table import Metric, known_metrics
-from rcalign.reports import published
-from rcalign.selection import SHOTS, Choice, Missing, Rule, choose_per_trial, get_rule, tune_then_repeat
+from rcalign.selection import SHOTS, ChosenRun, Missing, Rule, choose_per_trial, get_rule, tune_then_repeat
+from rcalign.store.names import name_key
 from rcalign.store.read_runs import RunCollection
 from rcalign.store.run import Run
 
@@ -73,7 +73,7 @@ class Results:
     columns: tuple[str, ...]
     algorithms: tuple[str, ...]
     figures: Mapping[tuple[str, str], Figure]
-    choices: Mapping[tuple[str, str, int], Choice]
+    choices: Mapping[tuple[str, str, int], ChosenRun]
     runs: tuple[Run, ...]
     metrics: tuple[Metric, ...] = ()
 
@@ -105,13 +105,13 @@ def _results(data: str, protocol: str, rule: Rule, runs: tuple[Run, ...], tuned:
     algorithms = tuple(sorted({run.algorithm for run in runs}, key=algorithm_order))
     test_sets = _test_sets(runs, rule)
     figures: dict[tuple[str, str], Figure] = {}
-    choices: dict[tuple[str, str, int], Choice] = {}
+    choices: dict[tuple[str, str, int], ChosenRun] = {}
     for algorithm in algorithms:
         own = [run for run in runs if run.algorithm == algorithm]
         way = tune_then_repeat if tuned else choose_per_trial
         outcomes = {column: way(rule, own, test_set) for column, test_set in test_sets.items()}
         for column, by_trial in outcomes.items():
-            choices |= {(algorithm, column, t): c for t, c in by_trial.items() if isinstance(c, Choice)}
+            choices |= {(algorithm, column, t): c for t, c in by_trial.items() if isinstance(c, ChosenRun)}
         # under lodo each column is another run; else one run is tested in every domain that counts
         cells = _lodo_figures(outcomes) if protocol == "lodo" else _mdlt_figures(next(iter(outcomes.values())))
         figures |= {(algorithm, column): figure for column, figure in cells.items()}
@@ -127,7 +127,7 @@ def _results(data: str, protocol: str, rule: Rule, runs: tuple[Run, ...], tuned:
     return Results(data, protocol, rule, tested, columns, algorithms, figures, choices, runs, metrics)
 
 
-def _further_metrics(choices: Iterable[Choice]) -> tuple[Metric, ...]:
+def _further_metrics(choices: Iterable[ChosenRun]) -> tuple[Metric, ...]:
     """What checkpoints have beside accuracy. Records of format 1 have one, which no report showed: they stay so."""
     found = known_metrics(itertools.chain(*(choice.record.metrics for choice in choices)))
     further = tuple(metric for metric in found if metric.name != "accuracy")
@@ -135,7 +135,7 @@ def _further_metrics(choices: Iterable[Choice]) -> tuple[Metric, ...]:
 
 
 def _metric_figure(
-    metric: Metric, algorithm: str, average: Figure, choices: Mapping[tuple[str, str, int], Choice]
+    metric: Metric, algorithm: str, average: Figure, choices: Mapping[tuple[str, str, int], ChosenRun]
 ) -> Figure:
     """The mean over the tested domains within a trial, of the trials that the average has; none where one lacks it."""
     values: dict[int, list[float | None]] = {trial: [] for trial in average.values}
@@ -164,18 +164,18 @@ def _test_sets(runs: Sequence[Run], rule: Rule) -> dict[str, tuple[str, ...]]:
     return {" + ".join(names): names for names in sorted(named, key=lambda names: [order.index(n) for n in names])}
 
 
-def _lodo_figures(outcomes: Mapping[str, Mapping[int, Choice | Missing]]) -> dict[str, Figure]:
+def _lodo_figures(outcomes: Mapping[str, Mapping[int, ChosenRun | Missing]]) -> dict[str, Figure]:
     """One choice for each domain held out and trial."""
     missing = {column: _missing(by_trial) for column, by_trial in outcomes.items()}
     everything = tuple(dict.fromkeys(itertools.chain(*missing.values())))
     figures = {}
     for column, by_trial in outcomes.items():
-        values = {t: float(np.mean(list(c.accuracy.values()))) for t, c in by_trial.items() if isinstance(c, Choice)}
+        values = {t: float(np.mean(list(c.accuracy.values()))) for t, c in by_trial.items() if isinstance(c, ChosenRun)}
         figures[column] = Figure(values, missing[column])
     trials = [t for t in next(iter(outcomes.values()), {}) if all(t in by_trial for by_trial in outcomes.values())]
     complete = not everything and all(figure.known for figure in figures.values())
     of_trial = {
-        t: [c for c in (by_trial[t] for by_trial in outcomes.values()) if isinstance(c, Choice)]
+        t: [c for c in (by_trial[t] for by_trial in outcomes.values()) if isinstance(c, ChosenRun)]
         for t in (trials if complete else ())
     }
     figures[AVERAGE] = Figure(
@@ -189,10 +189,10 @@ def _lodo_figures(outcomes: Mapping[str, Mapping[int, Choice | Missing]]) -> dic
     return figures
 
 
-def _mdlt_figures(by_trial: Mapping[int, Choice | Missing]) -> dict[str, Figure]:
+def _mdlt_figures(by_trial: Mapping[int, ChosenRun | Missing]) -> dict[str, Figure]:
     """One choice for each trial; it is tested in every domain that counts."""
     missing = _missing(by_trial)
-    chosen = {t: c for t, c in by_trial.items() if isinstance(c, Choice)}
+    chosen = {t: c for t, c in by_trial.items() if isinstance(c, ChosenRun)}
     runs = [c.run for c in chosen.values()] or list(missing)
     figures = {name: Figure({t: c.accuracy[name] for t, c in chosen.items()}, missing) for name in runs[0].tested}
     figures[AVERAGE] = Figure({t: float(np.mean(list(c.accuracy.values()))) for t, c in chosen.items()}, missing)
@@ -203,12 +203,12 @@ def _mdlt_figures(by_trial: Mapping[int, Choice | Missing]) -> dict[str, Figure]
     return figures
 
 
-def _missing(by_trial: Mapping[int, Choice | Missing]) -> tuple[Run, ...]:
+def _missing(by_trial: Mapping[int, ChosenRun | Missing]) -> tuple[Run, ...]:
     found = itertools.chain(*(outcome.runs for outcome in by_trial.values() if isinstance(outcome, Missing)))
     return tuple(dict.fromkeys(found))
 
 
-def _all_have_shots(choices: Iterable[Choice]) -> bool:
+def _all_have_shots(choices: Iterable[ChosenRun]) -> bool:
     """Our own runs know their shots at the checkpoint that they chose themselves, not at every one."""
     return all(choice.shots for choice in choices)
 
@@ -314,7 +314,7 @@ def all_blocks(tables: Sequence[Results], algorithm: str) -> dict[tuple[str, str
 def default_baseline(algorithms: Sequence[str], asked: str | None = None) -> str:
     """What others are compared with: the one asked for, else the registry's plain baseline, else the first."""
     if asked is not None:
-        found = [name for name in algorithms if published.key(name) == published.key(asked)]
+        found = [name for name in algorithms if name_key(name) == name_key(asked)]
         if not found:
             raise unknown("algorithm in this report", asked, algorithms)
         return found[0]

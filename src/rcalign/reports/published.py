@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from rcalign.store.names import name_key
+
 
 @dataclass(frozen=True)
 class PublishedProtocol:
@@ -104,24 +106,15 @@ def column_of(name: str, columns: Sequence[str]) -> str | None:
     >>> column_of("quickdraw", ["Quick", "Real"]), column_of("web", ["A", "C"])
     ('Quick', None)
     """
-    exact = [column for column in columns if key(column) == key(name)]
+    exact = [column for column in columns if name_key(column) == name_key(name)]
     numbered = [c for c in columns if re.findall(r"\d+", c) and re.findall(r"\d+", c) == re.findall(r"\d+", name)]
-    begun = [column for column in columns if key(name).startswith(key(column))]
+    begun = [column for column in columns if name_key(name).startswith(name_key(column))]
     for found in (exact, numbered, begun):
         if len(found) == 1:
             return found[0]
     return None
 
 
-def key(name: str) -> str:
-    """Names that differ only in case and punctuation are the same.
-
-    >>> key("BoDA_r,c") == key("boda-rc")
-    True
-    """
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
 def _data_key(name: str) -> str:
-    short = re.sub(r"mlt$", "", key(name))
+    short = re.sub(r"mlt$", "", name_key(name))
     return {"terrainc": "terraincognita", "terra": "terraincognita"}.get(short, short)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rcalign.errors import InputError, unknown
-from rcalign.reports import published
 from rcalign.reports.figures import Results, default_baseline, results
-from rcalign.reports.tables import Table, all_tables, definitions, missing_lines
+from rcalign.reports.tables import ResultTable, all_tables, definitions, missing_lines
+from rcalign.store.names import name_key
 from rcalign.store.read_runs import RunCollection, read_runs
 from rcalign.store.run import Run
 
@@ -24,7 +24,7 @@ class Report:
 
     sweep: RunCollection
     results: tuple[Results, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[ResultTable, ...]
     with_published: bool = False
     baseline: str | None = None
 
@@ -87,14 +87,14 @@ def only(runs: RunCollection, data: Sequence[str], algorithms: Sequence[str]) ->
     """
     kept = runs.runs
     for what, names, name_of in (("data set", data, _data_of), ("algorithm", algorithms, _algorithm_of)):
-        known = {published.key(name_of(run)): name_of(run) for run in runs.runs}
+        known = {name_key(name_of(run)): name_of(run) for run in runs.runs}
         wanted = set()
         for text in names:  # several may be given with commas between them, but a name may have a comma too
-            for name in [text] if published.key(text) in known else text.split(","):
-                if published.key(name) not in known:
+            for name in [text] if name_key(text) in known else text.split(","):
+                if name_key(name) not in known:
                     raise unknown(f"{what} in this report", name.strip(), known.values())
-                wanted.add(published.key(name))
-        kept = tuple(run for run in kept if not wanted or published.key(name_of(run)) in wanted)
+                wanted.add(name_key(name))
+        kept = tuple(run for run in kept if not wanted or name_key(name_of(run)) in wanted)
     if not kept:
         raise InputError("no run is of both the data and the algorithms asked for: leave one of them out.")
     return replace(runs, runs=kept)

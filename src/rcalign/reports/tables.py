@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rcalign.data.benchmarks.facts import get as benchmark_facts
+from rcalign.data.benchmarks.facts import get_benchmark as benchmark_facts
 from rcalign.data.benchmarks.place import data_root, is_stand_in
 from rcalign.errors import InputError
 from rcalign.reports import published
@@ -31,6 +31,7 @@ from rcalign.reports.figures import (
 )
 from rcalign.reports.published import PublishedFigure
 from rcalign.selection import SHOTS
+from rcalign.store.names import name_key
 from rcalign.store.run import Run
 
 DEFINITIONS = (
@@ -58,7 +59,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Rows of cells below a header; the first cell of a row is its label."""
 
     title: str
@@ -71,7 +72,7 @@ NOTHING = Cell("–")
 MISSING = Cell("missing", kind="missing")
 
 
-def main_table(table: Results, with_published: bool = False) -> Table:
+def main_table(table: Results, with_published: bool = False) -> ResultTable:
     """Algorithms by domains, average, worst and shots; with the paper's row below ours where it has one."""
     bold = leaders(table)
     printed = _published_rows(table) if with_published else {}
@@ -83,12 +84,12 @@ def main_table(table: Results, with_published: bool = False) -> Table:
             for c in table.columns
         ]
         rows.append((Cell(name), *cells))
-        if published.key(name) in printed:
-            rows.append(printed.pop(published.key(name)))
+        if name_key(name) in printed:
+            rows.append(printed.pop(name_key(name)))
     rows += printed.values()
     notes = published_notes(table) if with_published else ()
     title = f"{table.data}: protocol {table.protocol}, chosen by {table.rule.title}"
-    return Table(title, ("algorithm", *table.columns), tuple(rows), notes)
+    return ResultTable(title, ("algorithm", *table.columns), tuple(rows), notes)
 
 
 def of_trials(figure: Figure, cell: Cell, trials: int) -> Cell:
@@ -102,7 +103,7 @@ def of_trials(figure: Figure, cell: Cell, trials: int) -> Cell:
     return dataclasses.replace(cell, text=f"{cell.text} ({len(figure.values)} of {trials} trials)")
 
 
-def metrics_table(table: Results, algorithms: Sequence[str] | None = None) -> Table | None:
+def metrics_table(table: Results, algorithms: Sequence[str] | None = None) -> ResultTable | None:
     """Algorithms, in their order or the one given, by the metrics beside accuracy; None where the records have none."""
     if not table.metrics:
         return None
@@ -124,7 +125,7 @@ def metrics_table(table: Results, algorithms: Sequence[str] | None = None) -> Ta
         "Metrics of probabilities are known at the checkpoint that a run chose itself: none (–) where the rule of this "
         "report chose another.",
     )
-    return Table(title, ("algorithm", *(m.title for m in table.metrics)), tuple(rows), notes)
+    return ResultTable(title, ("algorithm", *(m.title for m in table.metrics)), tuple(rows), notes)
 
 
 def cell_of(figure: Figure, bold: bool = False, digits: int = 1) -> Cell:
@@ -150,7 +151,7 @@ def _published_rows(table: Results) -> dict[str, tuple[Cell, ...]]:
             error = "" if figure is None or figure.stderr is None else f"{figure.stderr:.1f}"
             cells.append(NOTHING if figure is None else Cell(f"{figure.mean:.1f}", error, kind="published"))
         setting = published.PROTOCOLS[table.protocol].setting
-        rows[published.key(name)] = (Cell(f"{name}, published ({setting})", kind="published"), *cells)
+        rows[name_key(name)] = (Cell(f"{name}, published ({setting})", kind="published"), *cells)
     return rows
 
 
@@ -159,7 +160,7 @@ def published_figure(table: Results, algorithm: str, column: str) -> PublishedFi
     own = {
         figure.column: figure
         for figure in published.table_of(table.data, table.protocol)
-        if published.key(figure.algorithm) == published.key(algorithm)
+        if name_key(figure.algorithm) == name_key(algorithm)
     }
     summary = {AVERAGE: "Avg", WORST: "Worst", **{shot: shot.capitalize() for shot in SHOTS}}
     if column in table.tested:
@@ -226,7 +227,7 @@ def _is_stand_in(data: str) -> bool:
         return False
 
 
-def averages_table(tables: Sequence[Results]) -> Table:
+def averages_table(tables: Sequence[Results]) -> ResultTable:
     """Algorithms by data sets: the averages, and their mean."""
     names = sorted({name for table in tables for name in table.algorithms}, key=algorithm_order)
     rows = []
@@ -238,10 +239,10 @@ def averages_table(tables: Sequence[Results]) -> Table:
         last = Cell(mean) if complete else MISSING if missing else NOTHING
         rows.append((Cell(name), *(cell_of(figure) for figure in figures), last))
     title = f"Averages: protocol {tables[0].protocol}, chosen by {tables[0].rule.title}"
-    return Table(title, ("algorithm", *(table.data for table in tables), AVERAGE), tuple(rows))
+    return ResultTable(title, ("algorithm", *(table.data for table in tables), AVERAGE), tuple(rows))
 
 
-def comparison_table(tables: Sequence[Results], baseline: str | None = None) -> Table | None:
+def comparison_table(tables: Sequence[Results], baseline: str | None = None) -> ResultTable | None:
     """Every algorithm against a baseline, with mean ranks; None where there is only one algorithm."""
     names = sorted({name for table in tables for name in table.algorithms}, key=algorithm_order)
     if len(names) < 2:
@@ -274,7 +275,7 @@ def comparison_table(tables: Sequence[Results], baseline: str | None = None) -> 
         "not ranked.",
         *(_not_compared(tables, against)),
     )
-    return Table(title, header, tuple(rows), notes)
+    return ResultTable(title, header, tuple(rows), notes)
 
 
 def _not_compared(tables: Sequence[Results], against: str) -> tuple[str, ...]:
@@ -300,7 +301,9 @@ def signed(value: float) -> str:
     return text if text == "0.0" else ("+" if value > 0 else "−") + text
 
 
-def all_tables(tables: Sequence[Results], with_published: bool = False, baseline: str | None = None) -> list[Table]:
+def all_tables(
+    tables: Sequence[Results], with_published: bool = False, baseline: str | None = None
+) -> list[ResultTable]:
     """Everything that a report prints, in order."""
     found = []
     for table in tables:

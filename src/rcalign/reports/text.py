@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rcalign.reports.figures import leaders
 from rcalign.reports.report import Report
-from rcalign.reports.tables import Cell, Table, missing_lines, published_figure
+from rcalign.reports.tables import Cell, ResultTable, missing_lines, published_figure
 
 STYLES = {"missing": "yellow", "published": "dim", "": ""}
 
@@ -42,7 +42,7 @@ def terminal(report: Report, width: int | None = None, colour: bool = False) -> 
     return "\n".join(line.rstrip() for line in file.getvalue().strip("\n").splitlines()) + "\n"
 
 
-def _blocks(table: Table, width: int | None) -> list[list[int]]:
+def _blocks(table: ResultTable, width: int | None) -> list[list[int]]:
     """Columns (by position) that fit beside the first one, block by block."""
     cells = [[cell.text + f" ± {cell.error}" * bool(cell.error) for cell in row] for row in table.rows]
     widths = [3 + max(map(len, column)) for column in zip(table.header, *cells, strict=True)]
@@ -108,7 +108,7 @@ def latex(report: Report) -> str:
     return "\n".join([*lines, r"\end{document}", ""])
 
 
-def _latex_table(table: Table) -> list[str]:
+def _latex_table(table: ResultTable) -> list[str]:
     body = [" & ".join(_latex_cell(cell) for cell in row) + r" \\" for row in table.rows]
     notes = " ".join(table.notes)
     return [

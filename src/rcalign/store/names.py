@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 FILES = (".npz", ".csv", ".tsv", ".parquet")
@@ -30,3 +31,13 @@ def file_name(*words: str) -> str:
     """
     name = "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
     return name.encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
+
+
+@lru_cache(maxsize=4096)  # asked for each of half a million paths, of a few hundred folders
+def name_key(name: str) -> str:
+    """A name without case and punctuation: names of the same key are the same.
+
+    >>> name_key("BoDA_r,c") == name_key("boda-rc")
+    True
+    """
+    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -34,7 +34,7 @@ DOMAINS = {
     "WILDSCamelyon": tuple(f"hospital_{k}" for k in range(5)),
     "WILDSFMoW": tuple(f"region_{k}" for k in range(6)),
 }
-Row = Mapping[str, Any]  # one evaluation
+Evaluation = Mapping[str, Any]  # one evaluation
 SHOT_NAMES = {"many": "sht_many", "medium": "sht_median", "few": "sht_few", "zero": "sht_zero"}
 FILES = {"DomainBed": "results.jsonl", "BoDA": "results.json"}
 
@@ -51,7 +51,7 @@ def read_boda(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return runs + _absent(runs), notes
 
 
-def domainbed_run(rows: Sequence[Row], name: str = "", folder: str = "") -> Run:
+def domainbed_run(rows: Sequence[Evaluation], name: str = "", folder: str = "") -> Run:
     """One run from its rows."""
     args = rows[0]["args"]
     names = _domain_names(args["dataset"], rows[0], r"env(\d+)_in_acc")
@@ -81,7 +81,7 @@ def domainbed_run(rows: Sequence[Row], name: str = "", folder: str = "") -> Run:
     )
 
 
-def boda_run(rows: Sequence[Row], name: str = "", folder: str = "") -> Run:
+def boda_run(rows: Sequence[Evaluation], name: str = "", folder: str = "") -> Run:
     """One run from its rows."""
     args = rows[0]["args"]
     names = _domain_names(args["dataset"], rows[0], r"env(\d+)_test")
@@ -111,7 +111,7 @@ def boda_run(rows: Sequence[Row], name: str = "", folder: str = "") -> Run:
 
 
 def _read(
-    folders: Sequence[Path], file: str, make: Callable[[Sequence[Row], str, str], Run]
+    folders: Sequence[Path], file: str, make: Callable[[Sequence[Evaluation], str, str], Run]
 ) -> tuple[list[Run], list[str]]:
     runs: list[Run] = []
     notes: list[str] = []
@@ -191,7 +191,7 @@ def _test_sets(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     return [pair for size in sorted(sizes) for pair in itertools.combinations(domains, size)]
 
 
-def _record(row: Row, accuracy: Mapping[str, Mapping[str, float]], validation: float) -> Record:
+def _record(row: Evaluation, accuracy: Mapping[str, Mapping[str, float]], validation: float) -> Record:
     known = re.compile(r"env\d+_|sht_|(step|loss|args|hparams|class_acc)$")
     logs = {name: float(value) for name, value in row.items() if not known.match(name) and _is_number(value)}
     return Record(
@@ -203,14 +203,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _domain_names(data: str, row: Row, pattern: str) -> dict[int, str]:
+def _domain_names(data: str, row: Evaluation, pattern: str) -> dict[int, str]:
     """The number of a domain -> its name, in order of numbers (env2 before env10)."""
     numbers = sorted(int(found[1]) for found in (re.fullmatch(pattern, key) for key in row) if found)
     known = DOMAINS.get(data, ())
     return {k: known[k] if k < len(known) else f"env{k}" for k in numbers}
 
 
-def _seconds(rows: Sequence[Row]) -> float | None:
+def _seconds(rows: Sequence[Evaluation]) -> float | None:
     """Seconds of training steps: each row's mean step time by the steps since the row before."""
     ordered = sorted(rows, key=lambda row: row["step"])
     if any("step_time" not in row for row in ordered):

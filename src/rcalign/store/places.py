@@ -11,12 +11,12 @@ OLD_CACHE = Path("~/.cache/rcalign")
 OLD_DATA = Path("~/.local/share/rcalign")
 
 
-def cache_root() -> Path:
+def default_cache_root() -> Path:
     """``$RCALIGN_CACHE``, else the platform's folder for caches (on Linux ``~/.cache/rcalign``)."""
     return _place("RCALIGN_CACHE", platformdirs.user_cache_path("rcalign"), OLD_CACHE)
 
 
-def data_root() -> Path:
+def default_data_root() -> Path:
     """``$RCALIGN_DATA``, else the platform's folder for data (on Linux ``~/.local/share/rcalign``)."""
     return _place("RCALIGN_DATA", platformdirs.user_data_path("rcalign"), OLD_DATA)
 

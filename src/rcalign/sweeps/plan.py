@@ -243,7 +243,7 @@ def _settings_of(sweep: Sweep, data: str, label: str) -> dict[str, Any]:
 def _preset(settings: Mapping[str, Any], summarise: Callable[[], DataSummary]) -> Preset:
     """The preset that the file names; without one, that of the kind of data."""
     name = settings.get("preset")
-    return presets.choose(
+    return presets.choose_preset(
         name, arrays=name is None and summarise().arrays, freeze_backbone=settings.get("freeze_backbone", False)
     )
 
@@ -300,7 +300,7 @@ def _draw(
     if seed == 0:
         sampled = {name: searched.default for name, searched in search.items() if searched.default is not None}
     else:
-        sampled = {name: spaces.sample(searched.space, seed, name) for name, searched in search.items()}
+        sampled = {name: spaces.sample_value(searched.space, seed, name) for name, searched in search.items()}
     values: dict[str, Any] = {}
     for kind in kinds:
         own = {name: value for name, value in {**sampled, **fixed}.items() if name in spaces.fields_of(kind)}

@@ -14,7 +14,7 @@ from rcalign.errors import InputError, in_words_of, unknown
 from rcalign.extensions import import_modules
 from rcalign.spaces import Choice, IntUniform, LogUniform, Space, Uniform
 from rcalign.sweeps.plan import DOMAINBED, SEED_RULES, TUNE_THEN_REPEAT, EarlyStopping, Searched, Sweep
-from rcalign.training.options import checked, described, in_plans
+from rcalign.training.options import checked_option, described, in_plans
 
 _TABLES = ("hparams", "search", "variants", "override", "domains", "early_stopping")
 _KEYS = (
@@ -40,7 +40,7 @@ def recipes() -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 
-def find(plan: str | Path) -> Path:
+def find_plan(plan: str | Path) -> Path:
     """The file of a path, or of the name of a recipe."""
     path = Path(plan)
     if path.is_file():
@@ -52,20 +52,20 @@ def find(plan: str | Path) -> Path:
     raise unknown("recipe", str(plan), recipes(), "A sweep file of your own is given by its path.")
 
 
-def read(plan: str | Path) -> Sweep:
+def read_plan(plan: str | Path) -> Sweep:
     """A sweep file, whose paths are relative to it, or a recipe by its name, whose paths are relative to here."""
-    file = find(plan)
+    file = find_plan(plan)
     try:
         values = tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"'{file}' is not valid TOML ({error}): mend that line.") from None
-    return parse(values, file.stem, file.resolve().parent if Path(plan).is_file() else Path.cwd())
+    return parse_plan(values, file.stem, file.resolve().parent if Path(plan).is_file() else Path.cwd())
 
 
-def parse(values: Mapping[str, Any], name: str = "sweep", base: Path | str = ".") -> Sweep:
+def parse_plan(values: Mapping[str, Any], name: str = "sweep", base: Path | str = ".") -> Sweep:
     """A sweep from the values of its file.
 
-    >>> sweep = parse({"data": "rows.npz", "algorithms": ["erm"], "draws": 3, "seeds": 2, "preset": "arrays"})
+    >>> sweep = parse_plan({"data": "rows.npz", "algorithms": ["erm"], "draws": 3, "seeds": 2, "preset": "arrays"})
     >>> sweep.algorithms, sweep.seeds
     (('ERM',), (0, 1))
     """
@@ -182,7 +182,7 @@ def _option(key: str, value: Any) -> Any:
         return list(_names({key: value}, key))
     _typed(key, value, described()[key].kind)
     try:
-        return checked(key, value)
+        return checked_option(key, value)
     except InputError as error:
         raise InputError(in_words_of(str(error), str)) from None
 

@@ -467,7 +467,7 @@ def _attempt(entry: PlanEntry, path: str, resources: Resources, device: str) -> 
             options = options_from({**entry, "device": device})
             import_modules(options.imports)  # before the data, which may be one of theirs
             data = _dataset(entry["data"], options.skip_bad)
-            result = job.train(data, options, out=run.path, resume=run.config_file.exists())
+            result = job.run_job(data, options, out=run.path, resume=run.config_file.exists())
         return {"end": "finished", "validation": float(result["validation"]), "seconds": time.monotonic() - begun}
     except Interrupted:
         return {"end": "interrupted"}

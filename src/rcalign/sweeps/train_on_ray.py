@@ -43,7 +43,7 @@ def train_on_workers(
     resume: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """What ``job.train`` does, on ``options.workers`` processes; to the same result up to the order of summation."""
+    """What ``job.run_job`` does, on ``options.workers`` processes; to the same result up to the order of summation."""
     import_modules(options.imports)
     out = Path(os.path.abspath(out if out is not None else job.default_folder(job.located(data), options)))
     scratch = out.parent / f".{out.name}.workers"
@@ -92,7 +92,7 @@ def _work(settings: dict[str, Any]) -> None:
         begun.touch()
     problem, step = "", 0
     try:
-        job.train(settings["data"], options, out=out, resume=resume)
+        job.run_job(settings["data"], options, out=out, resume=resume)
     except (InputError, DivergedError) as error:
         problem = f"{type(error).__name__} {error}"
     except Interrupted as stop:

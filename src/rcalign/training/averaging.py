@@ -206,7 +206,7 @@ class SWA(Averaging):
         self._mean.load(state["mean"])
 
 
-class SWAD(Averaging):
+class SWADAveraging(Averaging):
     """Mean of all iterates inside a valley of the validation loss (see above).
 
     begin_patience: Ns. end_patience: Ne. tolerance: r, at least 1, so that the valley holds its own beginning.
@@ -314,7 +314,7 @@ class SWAD(Averaging):
         self.end = state["end"]
 
 
-_KINDS: dict[str, Callable[..., Averaging]] = {"ema": EMA, "swa": SWA, "swad": SWAD}
+_KINDS: dict[str, Callable[..., Averaging]] = {"ema": EMA, "swa": SWA, "swad": SWADAveraging}
 
 
 def make_averaging(kind: str, **options: Any) -> Averaging:

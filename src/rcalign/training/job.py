@@ -42,7 +42,7 @@ class Job:
     hparams: Mapping[str, Any]
 
 
-def train(
+def run_job(
     data: str | Path | Dataset,
     options: TrainOptions,
     *,
@@ -61,7 +61,9 @@ def train(
         if options.skip_bad and progress:
             for note in dataset.notes:
                 print(note, file=sys.stderr)
-        return prepare(options, dataset, data=None if isinstance(data, Dataset) else located(data), progress=progress)
+        return prepare_run(
+            options, dataset, data=None if isinstance(data, Dataset) else located(data), progress=progress
+        )
 
     job = together(ready)
     folder = RunFolder(out if out is not None else default_folder(job.config.data, job.config))
@@ -69,7 +71,7 @@ def train(
     return {**result.to_json(), "folder": str(folder.path)}
 
 
-def prepare(
+def prepare_run(
     options: TrainOptions,
     dataset: Dataset,
     *,
@@ -84,7 +86,7 @@ def prepare(
     """
     entry = registry.get(options.algorithm)
     arrays = isinstance(dataset.content, Arrays)
-    preset = presets.choose(options.preset, arrays=arrays, freeze_backbone=options.freeze_backbone)
+    preset = presets.choose_preset(options.preset, arrays=arrays, freeze_backbone=options.freeze_backbone)
     protocol = options.protocol or preset.protocol
     if splits is None:
         _check_test_domains(dataset, protocol, options.test_domains)
@@ -164,7 +166,7 @@ def default_folder(data: str, options: TrainOptions | RunConfig) -> Path:
     'emoji-ERM-windows-lodo-seed0'
     """
     name = short_data_name(data)
-    protocol = options.protocol or presets.get(options.preset or "default").protocol
+    protocol = options.protocol or presets.get_preset(options.preset or "default").protocol
     algorithm = registry.get(options.algorithm).name
     return Path("runs") / file_name(name, algorithm, *options.test_domains, protocol, f"seed{options.seed}")
 

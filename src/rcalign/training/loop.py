@@ -59,7 +59,7 @@ class HowFar:
     seconds: float = 0.0
 
 
-def fit(
+def run_loop(
     model: Algorithm,
     task: Task,
     folder: RunFolder,

@@ -303,7 +303,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            object.__setattr__(self, name, checked(name, value))
+            object.__setattr__(self, name, checked_option(name, value))
 
     def replace(self, **changes: Any) -> typing.Self:
         """A copy with other values."""
@@ -386,10 +386,10 @@ def in_estimators() -> list[str]:
     return [name for name, about in described().items() if about.option.in_estimator]
 
 
-def checked(name: str, value: Any) -> Any:
+def checked_option(name: str, value: Any) -> Any:
     """The value of an option in its own type; an ``InputError`` says what is wrong with it.
 
-    >>> checked("test_domains", "photo"), checked("average", None)
+    >>> checked_option("test_domains", "photo"), checked_option("average", None)
     (('photo',), None)
     """
     about = described()[name]

@@ -18,7 +18,7 @@ from rcalign.registry import RegisteredAlgorithm
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, make_averaging
-from rcalign.training.loop import fit
+from rcalign.training.loop import run_loop
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker
 
@@ -63,7 +63,7 @@ def complete(
         if result is None:
             if config.stage_one is not None and not folder.state_file.exists():
                 model.start_from(_stage_one(config, task, folder, options, progress))
-            result = fit(
+            result = run_loop(
                 model, task, folder, config, averaging=averaging, tracker=tracker, resume=resume, progress=progress
             )
             if workers().is_first:
@@ -131,7 +131,7 @@ def _stage_one(
         if first.result() is None:
             model = make_model(task, first_config)
             averaging = _averaging(first_config, model)
-            result = fit(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress)
+            result = run_loop(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress)
             if workers().is_first:
                 first.finish(result)
     finally:
@@ -142,7 +142,7 @@ def _stage_one(
 
 def make_model(task: Task, config: RunConfig) -> Algorithm:
     algorithm = registry.get(config.algorithm).algorithm
-    hparams = spaces.build(algorithm.Hparams, config.hparams)
+    hparams = spaces.build_hparams(algorithm.Hparams, config.hparams)
     model = algorithm(task.spec, task.network(config.seed), hparams, seed=config.seed)
     if config.compile:
         model.featurizer.compile()  # in place: the names of weights stay as they are

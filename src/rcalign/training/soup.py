@@ -49,7 +49,7 @@ SHARED = {  # what must agree, and how it is called
 }
 
 
-def soup(
+def make_soup(
     folders: Sequence[str | Path], *, out: str | Path, kind: str = "uniform", progress: bool = False
 ) -> dict[str, Any]:
     """Averages the runs of the given folders (runs, or sweeps and other folders of them) into the run folder ``out``.
@@ -69,7 +69,7 @@ def soup(
     dataset = loading.load(config.data, skip_bad=config.skip_bad)
     if dataset.fingerprint != config.data_fingerprint:
         raise InputError(f"the data '{config.data}' changed since the runs were trained: restore them.")
-    task = job.prepare(options_from(dataclasses.asdict(config)), dataset, data=config.data).task
+    task = job.prepare_run(options_from(dataclasses.asdict(config)), dataset, data=config.data).task
     model = make_model(task, config)
     names = [name for name, _ in model.named_parameters()]
 

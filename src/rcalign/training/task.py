@@ -25,21 +25,21 @@ from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
 from rcalign.distributed import Workers, gathered_chunks, own_chunks
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
-from rcalign.models.backbones import Backbone, Standardised, build
+from rcalign.models.backbones import Backbone, Standardised, build_backbone
 from rcalign.models.features import computed_once
-from rcalign.models.weights import fingerprint
+from rcalign.models.weights import weights_fingerprint
 from rcalign.presets import Preset
 from rcalign.types import DataSpec
 
 M = TypeVar("M", bound=nn.Module)
-Content = ImageStore | np.ndarray  # images by row, or float rows (n, ...)
+DecodedContent = ImageStore | np.ndarray  # images by row, or float rows (n, ...)
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Where network inputs come from: decoded images with their augmentation, or rows as they are."""
 
-    content: Content
+    content: DecodedContent
     augmentation: Augmentation | None
     device: torch.device
 
@@ -155,18 +155,20 @@ def make_task(
                 encoding = learn_encoding(dataset.content, np.concatenate(list(splits.train.values())))
                 x = encode_columns(encoding, dataset.content, f"'{dataset.name}'")
             inputs = Inputs(x, None, device)
-            made = build(backbone, inputs.shape, weights=weights, freeze_batch_norm=freeze_batch_norm)
+            made = build_backbone(backbone, inputs.shape, weights=weights, freeze_batch_norm=freeze_batch_norm)
         else:
             assert image_size is not None
             store = open_images(dataset, storage_size(image_size, dataset.content.native_size), progress=progress)
-            made = build(backbone, (3, image_size, image_size), weights=weights, freeze_batch_norm=freeze_batch_norm)
+            made = build_backbone(
+                backbone, (3, image_size, image_size), weights=weights, freeze_batch_norm=freeze_batch_norm
+            )
             augmentation = Augmentation(size=image_size, mean=made.mean, std=made.std, **preset.augmentation)  # type: ignore[arg-type]
             inputs = Inputs(store, augmentation, device)
             if freeze_backbone:
                 frozen = made.featurizer
                 features = frozen_features(dataset, inputs, made, progress)
                 inputs = Inputs(features, None, device)
-                made = replace(build(None, (features.shape[1],)), weights=made.weights)
+                made = replace(build_backbone(None, (features.shape[1],)), weights=made.weights)
     if isinstance(made.featurizer, Standardised):
         rows = inputs.content[np.concatenate(list(splits.train.values()))]  # type: ignore[index]
         axes = (0, *range(2, rows.ndim))  # all but the feature or channel axis
@@ -191,7 +193,7 @@ def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progre
     """Features (n, h) of every row under a backbone that is not trained: computed once, kept in the cache."""
     assert isinstance(inputs.content, ImageStore) and inputs.augmentation is not None
     # one file of an earlier version, whose key says less
-    old = f"features-{dataset.fingerprint[:24]}-{fingerprint(backbone.featurizer)}-{inputs.shape[-1]}.npy"
+    old = f"features-{dataset.fingerprint[:24]}-{weights_fingerprint(backbone.featurizer)}-{inputs.shape[-1]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):
         return np.load(cache_root() / old, mmap_mode="r", allow_pickle=False)
     # what makes an input of an image: the same for image sizes that come to the same

@@ -22,8 +22,8 @@ from rcalign.data.source import Arrays, Dataset
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.extensions import import_modules
-from rcalign.models.backbones import build
-from rcalign.presets import get as get_preset
+from rcalign.models.backbones import build_backbone
+from rcalign.presets import get_preset as get_preset
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training.task import placed, storage_size
 
@@ -150,7 +150,9 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
         # the run's own weights follow, so a trained backbone starts empty; a frozen one is loaded as it was
         weights = config.weights if config.freeze_backbone else "none"
         with seeded(config.seed):  # a frozen backbone without pretrained weights is the one that this seed gives
-            made = build(config.backbone, image_shape, weights=weights, freeze_batch_norm=config.freeze_batch_norm)
+            made = build_backbone(
+                config.backbone, image_shape, weights=weights, freeze_batch_norm=config.freeze_batch_norm
+            )
         changes = get_preset(config.preset).augmentation
         augmentation = Augmentation(size=config.image_size, mean=made.mean, std=made.std, **changes)  # type: ignore[arg-type]
         if config.freeze_backbone:
@@ -160,12 +162,12 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
                     "same weights file again."
                 )
             frozen = placed(made.featurizer, device).eval()
-            made = build(None, shape)
+            made = build_backbone(None, shape)
     else:
-        made = build(config.backbone, shape)
+        made = build_backbone(config.backbone, shape)
     entry = registry.get(config.algorithm)
     network = placed(Network(made.featurizer, made.features, config.spec.num_classes), device)
-    hparams = spaces.build(entry.algorithm.Hparams, config.hparams)
+    hparams = spaces.build_hparams(entry.algorithm.Hparams, config.hparams)
     algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
     algorithm.load_state_dict(load_weights(folder.best_file))
     result = folder.result()

@@ -22,5 +22,5 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stand-ins of the small benchmarks, two images of every pair: like somebody's data_dir."""
     folder = tmp_path_factory.mktemp("pictures")
     for name in ("PACS", "VLCS", "OfficeHome", "TerraIncognita"):
-        sample.sample(facts.get(name), folder, each=2, size=8)
+        sample.sample(facts.get_benchmark(name), folder, each=2, size=8)
     return folder

@@ -17,7 +17,7 @@ from rcalign.data.benchmarks import contents, facts, sample
 from rcalign.data.splits import mdlt_rule
 from rcalign.errors import InputError
 
-PACS = facts.get("PACS")
+PACS = facts.get_benchmark("PACS")
 SMALL = ["PACS", "VLCS", "OfficeHome", "TerraIncognita"]
 SHOTS = {"VLCS": (12, 5, 0, 3), "PACS": (25, 2, 1, 0), "OfficeHome": (73, 154, 31, 2), "TerraIncognita": (25, 4, 3, 8)}
 Whole = Callable[[str], Path]
@@ -28,7 +28,7 @@ def whole(own_root: Path, reference: Path, pictures: Path) -> Whole:
     """A data set of the true size: every file of the published list, all of them links to one small picture."""
 
     def make(name: str) -> Path:
-        benchmark = facts.get(name)
+        benchmark = facts.get_benchmark(name)
         picture = own_root / f"{name}.jpg"
         shutil.copyfile(pictures / "PACS/photo/dog/pic_001.jpg", picture)
         for domain in benchmark.domains:
@@ -45,7 +45,7 @@ def whole(own_root: Path, reference: Path, pictures: Path) -> Whole:
 @pytest.mark.parametrize("name", SMALL)
 def test_rows_are_in_domainbeds_order(name: str, pictures: Path) -> None:
     """As torchvision's ImageFolder reads them, domain by domain: DomainBed's split then takes the same rows."""
-    benchmark = facts.get(name)
+    benchmark = facts.get_benchmark(name)
     data = load(f"{name}:root={pictures}")
     assert data.domains == benchmark.domains and data.classes == benchmark.classes
     theirs = [
@@ -62,17 +62,17 @@ def test_rows_are_in_domainbeds_order(name: str, pictures: Path) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_verify_the_whole(name: str, whole: Whole) -> None:
     whole(name)
-    report = contents.verify(facts.get(name))
+    report = contents.verify(facts.get_benchmark(name))
     assert report["complete"] and not report["problems"]
     assert report["images"] == {"PACS": 9991, "VLCS": 10729, "OfficeHome": 15588, "TerraIncognita": 24330}[name]
-    assert report["edition"] == facts.get(name).editions[0].name
+    assert report["edition"] == facts.get_benchmark(name).editions[0].name
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_verify_the_long_tailed_split(name: str, whole: Whole, reference: Path) -> None:
     """By the published file and by the rule: the same sizes and shot pairs."""
     whole(name)
-    benchmark = facts.get(name)
+    benchmark = facts.get_benchmark(name)
     by_file = contents.verify(benchmark, None, reference / "mdlt-splits" / f"{name}.csv", long_tailed=True)
     by_rule = contents.verify(benchmark, long_tailed=True)
     assert by_file["complete"] and by_rule["complete"]
@@ -115,13 +115,13 @@ def test_terra_incognita_has_two_editions(whole: Whole) -> None:
     some = sorted((folder / "location_38/bird").iterdir())[0]
     for n in range(24788 - 24330):
         os.link(some, folder / f"location_46/bird/extra_{n}.jpg")
-    report = contents.verify(facts.get("TerraIncognita"))
+    report = contents.verify(facts.get_benchmark("TerraIncognita"))
     assert report["complete"] and report["edition"] == "DomainBed's paper"
     assert report["notes"] == ["the counts are those of 'DomainBed's paper'; most use 'the MDLT split file'"]
 
 
 def test_domainnet_says_whether_its_duplicates_were_dropped(own_root: Path) -> None:
-    benchmark = facts.get("DomainNet")
+    benchmark = facts.get_benchmark("DomainNet")
     with_duplicates = np.zeros((6, 345), dtype=np.int64)
     assert benchmark.editions[1].domains is not None
     with_duplicates[:, 0] = list(benchmark.editions[1].domains.values())
@@ -136,7 +136,7 @@ def test_long_tailed_data_set(name: str, whole: Whole, reference: Path) -> None:
     whole(name)
     published = load(f"{name}-MLT:splits={reference / 'mdlt-splits' / name}.csv")
     ruled = load(f"{name}-MLT")
-    benchmark = facts.get(name)
+    benchmark = facts.get_benchmark(name)
     known = benchmark.split_counts[0]
     for data in (published, ruled):
         parts = split(data, "mdlt", [], 0, allow_unseen=True)
@@ -162,7 +162,7 @@ def test_split_file_with_the_images(whole: Whole, reference: Path) -> None:
     lost.unlink()
     with pytest.raises(InputError, match=f"1 images of the split file .*'SUN09/bird/{lost.name}'"):
         load("VLCS-MLT")
-    assert contents.verify(facts.get("VLCS"), long_tailed=True)["problems"] == [
+    assert contents.verify(facts.get_benchmark("VLCS"), long_tailed=True)["problems"] == [
         f"1 images of the split file are missing: 'SUN09/bird/{lost.name}'"
     ]
     assert len(load("VLCS-MLT:partial=true")) == 10728

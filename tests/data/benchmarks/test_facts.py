@@ -10,7 +10,7 @@ import pytest
 
 from rcalign.data.benchmarks import facts
 from rcalign.data.benchmarks.layouts import names_of
-from rcalign.data.sources import names
+from rcalign.data.sources import source_names
 
 PUBLISHED = {"PACS": 9991, "VLCS": 10729, "OfficeHome": 15588, "TerraIncognita": 24330, "DomainNet": 586575}
 
@@ -37,9 +37,9 @@ def test_facts_are_consistent(benchmark: facts.Benchmark) -> None:
 
 
 def test_numbers_of_images() -> None:
-    assert {name: facts.get(name).editions[0].rows for name in PUBLISHED} == PUBLISHED
-    assert facts.get("TerraIncognita").editions[1].rows == 24788
-    paper = facts.get("DomainNet126").split_counts[0]
+    assert {name: facts.get_benchmark(name).editions[0].rows for name in PUBLISHED} == PUBLISHED
+    assert facts.get_benchmark("TerraIncognita").editions[1].rows == 24788
+    paper = facts.get_benchmark("DomainNet126").split_counts[0]
     assert (paper.train, paper.val, paper.test) == (97995, 8132, 16377)
 
 
@@ -59,7 +59,7 @@ def test_held_out_numbers_follow_from_the_counts() -> None:
 
 @pytest.mark.parametrize("name", ["PACS", "VLCS", "OfficeHome", "TerraIncognita"])
 def test_counts_and_classes_are_those_of_the_split_file(name: str, reference: Path) -> None:
-    benchmark = facts.get(name)
+    benchmark = facts.get_benchmark(name)
     with open(reference / "mdlt-splits" / f"{name}.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     counted = Counter((row["env"], row["path"].split("/")[1]) for row in rows)
@@ -93,4 +93,4 @@ def test_every_name_can_be_given_as_data() -> None:
     wanted = {*facts.benchmarks(), "ColoredMNIST", "RotatedMNIST"}
     wanted |= {benchmark.mlt_name for benchmark in facts.benchmarks().values() if benchmark.mlt_name is not None}
     assert {"PACS-MLT", "TerraInc-MLT", "DomainNet126-MLT"} <= wanted
-    assert wanted <= set(names())
+    assert wanted <= set(source_names())

@@ -21,7 +21,7 @@ from rcalign.data.benchmarks.download import Patience
 from rcalign.data.benchmarks.facts import Offer, Remote
 from rcalign.errors import InputError
 
-PACS = facts.get("PACS")
+PACS = facts.get_benchmark("PACS")
 QUICK = Patience(attempts=2, pause=0.01, timeout=5)
 
 
@@ -78,7 +78,7 @@ def test_an_archive_that_is_broken_inside(server: Server, pictures: Path, own_ro
 
 
 def test_lists_come_first_and_are_used(server: Server, own_root: Path, tmp_path: Path) -> None:
-    benchmark = facts.get("DomainNet126")
+    benchmark = facts.get_benchmark("DomainNet126")
     made = tmp_path / "made"
     for domain in benchmark.domains:
         for label in ("zebra", "airplane"):
@@ -122,7 +122,7 @@ def test_mirror(server: Server, archive: bytes, own_root: Path, pictures: Path) 
     fetch.fetch(PACS, mirror=f"{server.url}/mine/", patience=QUICK)
     assert tree(own_root / "PACS") == tree(pictures / "PACS")
     with pytest.raises(InputError, match="is no address"):
-        fetch.fetch(facts.get("VLCS"), mirror="/nas/data")
+        fetch.fetch(facts.get_benchmark("VLCS"), mirror="/nas/data")
 
 
 def test_long_tailed(server: Server, archive: bytes, own_root: Path) -> None:
@@ -168,7 +168,7 @@ def test_mnist(server: Server, own_root: Path, tmp_path: Path, monkeypatch: pyte
         fetch.fetch_mnist(patience=QUICK)
     monkeypatch.setattr(fetch, "MNIST_OFFER", Offer(tuple(remotes)))
     fetch.fetch_mnist(patience=QUICK)
-    assert mnist.find(own_root / "MNIST") is not None
+    assert mnist.find_digits(own_root / "MNIST") is not None
     assert fetch.fetch_mnist()["notes"] == ["it is in place already"]
 
 
@@ -177,7 +177,7 @@ import sys
 from dataclasses import replace
 from rcalign.data.benchmarks import facts, fetch
 offer = facts.Offer((facts.Remote("PACS.zip", (sys.argv[1],)),))
-print(fetch.fetch(replace(facts.get("PACS"), offers=(offer,)))["notes"])
+print(fetch.fetch(replace(facts.get_benchmark("PACS"), offers=(offer,)))["notes"])
 """
 
 

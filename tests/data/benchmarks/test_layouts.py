@@ -7,7 +7,7 @@ import pytest
 from rcalign.data.benchmarks import facts
 from rcalign.data.benchmarks.layouts import Spot, place
 
-PACS, VLCS, OFFICE = facts.get("PACS"), facts.get("VLCS"), facts.get("OfficeHome")
+PACS, VLCS, OFFICE = facts.get_benchmark("PACS"), facts.get_benchmark("VLCS"), facts.get_benchmark("OfficeHome")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ PACS, VLCS, OFFICE = facts.get("PACS"), facts.get("VLCS"), facts.get("OfficeHome
     ],
 )
 def test_known_layouts(name: str, path: str, spot: tuple[str, str, str]) -> None:
-    assert place(facts.get(name), [path]).spots == {path: Spot(*spot)}
+    assert place(facts.get_benchmark(name), [path]).spots == {path: Spot(*spot)}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_other_paths_have_no_place(path: str) -> None:
 def test_a_folder_of_no_class_is_named() -> None:
     found = place(PACS, ["photo/dog/1.jpg", "photo/cow/1.jpg", "photo/cow/2.jpg"])
     assert found.left_out == ("2 images in 'photo/cow': not a class of PACS",)
-    assert not place(facts.get("DomainNet126"), ["real/zebra/1.jpg", "real/airplane/1.jpg"]).left_out
+    assert not place(facts.get_benchmark("DomainNet126"), ["real/zebra/1.jpg", "real/airplane/1.jpg"]).left_out
 
 
 def test_the_whole_tree_goes_before_a_part_and_the_short_path_before_the_long() -> None:
@@ -62,7 +62,7 @@ def test_a_data_dir_with_domains_of_the_same_name() -> None:
 
 def test_each_archive_unpacked_in_a_folder_of_its_own() -> None:
     paths = ["clipart/clipart/zebra/1.jpg", "real/real/zebra/1.jpg"]
-    assert set(place(facts.get("DomainNet"), paths).spots) == set(paths)
+    assert set(place(facts.get_benchmark("DomainNet"), paths).spots) == set(paths)
 
 
 def test_parts_are_joined_and_full_is_not_counted_twice() -> None:

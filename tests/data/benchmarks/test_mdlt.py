@@ -22,8 +22,8 @@ def table(file: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_published_file(name: str, reference: Path) -> None:
     """Sizes and shot pairs of the protocol come out."""
-    benchmark = facts.get(name)
-    found = mdlt.read(benchmark, reference / "mdlt-splits" / f"{name}.csv")
+    benchmark = facts.get_benchmark(name)
+    found = mdlt.read_split_file(benchmark, reference / "mdlt-splits" / f"{name}.csv")
     sizes = [sum(part == wanted for part in found.values()) for wanted in ("train", "val", "test")]
     counts = np.zeros((len(benchmark.domains), len(benchmark.classes)), dtype=int)
     for path, part in found.items():
@@ -38,7 +38,9 @@ def test_published_file(name: str, reference: Path) -> None:
 def test_rule_makes_the_published_split_to_the_row(name: str, reference: Path) -> None:
     """In the order of the published file, the rule gives every row the published part."""
     rows = table(reference / "mdlt-splits" / f"{name}.csv")
-    part = mdlt.by_rule([row["env"] for row in rows], [row["label"] for row in rows], facts.get(name).held_out)
+    part = mdlt.by_rule(
+        [row["env"] for row in rows], [row["label"] for row in rows], facts.get_benchmark(name).held_out
+    )
     assert part.tolist() == [row["split"] for row in rows]
 
 
@@ -66,4 +68,4 @@ def test_wrong_files(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "PACS.csv"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=said):
-        mdlt.read(facts.get("PACS"), file)
+        mdlt.read_split_file(facts.get_benchmark("PACS"), file)

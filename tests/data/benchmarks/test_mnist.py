@@ -21,9 +21,9 @@ from rcalign.errors import InputError
 @pytest.fixture
 def digits(own_root: Path) -> tuple[np.ndarray, np.ndarray]:
     sample.sample_mnist("RotatedMNIST", own_root, each=20)
-    found = mnist.find(own_root / "MNIST")
+    found = mnist.find_digits(own_root / "MNIST")
     assert found is not None
-    return mnist.read(found)
+    return mnist.read_digits(found)
 
 
 def test_rotated(digits: tuple[np.ndarray, np.ndarray]) -> None:

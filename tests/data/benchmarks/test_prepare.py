@@ -19,7 +19,9 @@ from rcalign.data.benchmarks.place import check_room
 from rcalign.data.benchmarks.prepare import prepare as run
 from rcalign.errors import InputError
 
-PACS, TERRA, NET, NET126 = (facts.get(name) for name in ("PACS", "TerraIncognita", "DomainNet", "DomainNet126"))
+PACS, TERRA, NET, NET126 = (
+    facts.get_benchmark(name) for name in ("PACS", "TerraIncognita", "DomainNet", "DomainNet126")
+)
 EVERY_PAIR = dict.fromkeys(PACS.domains, 14)  # two images of seven classes
 
 
@@ -57,7 +59,7 @@ def test_every_form_gives_the_same_files(form: str, pictures: Path, own_root: Pa
 
 @pytest.mark.parametrize("name", ["VLCS", "OfficeHome", "TerraIncognita"])
 def test_data_dir_of_other_sets(name: str, pictures: Path, own_root: Path) -> None:
-    benchmark = facts.get(name)
+    benchmark = facts.get_benchmark(name)
     run(benchmark, [pictures])
     assert tree(own_root / benchmark.folder) == tree(pictures / benchmark.folder)
 

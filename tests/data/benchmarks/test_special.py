@@ -98,7 +98,7 @@ def test_fmow_is_split_by_time_and_tested_by_region(tmp_path: Path) -> None:
 def test_published_counts_add_up(name: str) -> None:
     """The totals that WILDS states beside the parts; FMoW's also has 11,327 in-distribution test rows."""
     total = {"Camelyon17": 455_954, "FMoW": 141_696 - 11_327}[name]
-    assert sum(wilds.get(name).expected.values()) == total
+    assert sum(wilds.get_wilds(name).expected.values()) == total
 
 
 def test_a_lost_image_is_named(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_debug_sets_need_nothing(size: int) -> None:
 
 
 def test_mini_domainnet_is_made_of_domainnet_by_lists(tmp_path: Path) -> None:
-    mini = facts.get("miniDomainNet")
+    mini = facts.get_benchmark("miniDomainNet")
     actions.sample_data("DomainNet126", tmp_path / "large", each=2, size=8)
     label = mini.classes[0]
     (tmp_path / "list.txt").write_text(f"clipart/{label}/pic_001.jpg 0\nreal/{label}/pic_002.jpg 0\n")

@@ -11,8 +11,9 @@ from typing import Any
 from rcalign.data.benchmarks import contents, facts, fetch, hearts, mnist, sample, sentiment, spawrious, wilds
 from rcalign.data.benchmarks import prepare as preparing
 from rcalign.data.benchmarks.place import data_root, is_stand_in
-from rcalign.data.sources.named import names
+from rcalign.data.sources.named import source_names
 from rcalign.errors import InputError, unknown
+from rcalign.store.names import name_key
 
 Root = str | os.PathLike[str] | None
 Done = dict[str, Any]
@@ -45,7 +46,7 @@ def _by_hand(name: str, how: str) -> Callable[..., Done]:
 
 
 def _wilds(name: str, summary: str) -> Special:
-    item = wilds.get(name)
+    item = wilds.get_wilds(name)
     prepare, draw = partial(wilds.prepare, name), partial(wilds.drawn, name)
     how = f"get its archive from {wilds.PAGE}, then run 'rcalign data prepare {name} --from ARCHIVE'"
     sampled = partial(sample.sample_rows, name, item.folder, draw)
@@ -111,7 +112,7 @@ def prepare_data(
     special = _special(name)
     if special is not None:
         return _checked(special.prepare(sources, root, replace=replace, progress=progress), name, root)
-    benchmark = facts.get(_known(name))
+    benchmark = facts.get_benchmark(_known(name))
     done = preparing.prepare(benchmark, sources, root, drop=drop, keep=keep, replace=replace, progress=progress)
     return _checked(done, name, root)
 
@@ -128,7 +129,7 @@ def verify_data(
     special = _special(name)
     if special is not None:
         return special.verify(special.name, root)
-    benchmark = facts.get(_known(name))
+    benchmark = facts.get_benchmark(_known(name))
     return contents.verify(
         benchmark, root, split_file, long_tailed=facts.is_mlt(name), decode=decode, progress=progress
     )
@@ -146,7 +147,7 @@ def fetch_data(
     special = _special(name)
     if special is not None:
         return _checked(special.fetch(root, mirror=mirror, progress=progress), name, root)
-    benchmark = facts.get(_known(name))
+    benchmark = facts.get_benchmark(_known(name))
     done = fetch.fetch(
         benchmark,
         root,
@@ -166,7 +167,7 @@ def sample_data(
     if special is not None:
         done = special.draw(out, each=each, seed=seed)
     else:
-        benchmark = facts.get(_known(name))
+        benchmark = facts.get_benchmark(_known(name))
         done = sample.sample(benchmark, out, each=each, size=size, long_tailed=facts.is_mlt(name), seed=seed)
     return {**done, "use": f"{_proper(name)}:root={done['root']}"}
 
@@ -184,7 +185,7 @@ def list_data(root: Root = None) -> list[dict[str, Any]]:
             found.append({"name": benchmark.mlt_name, "state": state, "folder": str(folder), "summary": summary})
     for special in SPECIAL:
         folder = data_root(root) / special.folder
-        here = folder.is_dir() and (special.folder != mnist.FOLDER or mnist.find(folder) is not None)
+        here = folder.is_dir() and (special.folder != mnist.FOLDER or mnist.find_digits(folder) is not None)
         state = "stand-in" if is_stand_in(folder) else "here" if here else "–"
         found.append({"name": special.name, "state": state, "folder": str(folder), "summary": special.summary})
     return found
@@ -196,15 +197,15 @@ def _checked(done: dict[str, Any], name: str, root: Root) -> dict[str, Any]:
 
 
 def _special(name: str) -> Special | None:
-    return next((special for special in SPECIAL if facts.key(special.name) == facts.key(name)), None)
+    return next((special for special in SPECIAL if name_key(special.name) == name_key(name)), None)
 
 
 def _known(name: str) -> str:
     """The name, if it is that of a benchmark."""
     every = [row["name"] for row in list_data()]
-    if facts.key(name) in {facts.key(known) for known in [*every, "TerraIncognita-MLT"]}:
+    if name_key(name) in {name_key(known) for known in [*every, "TerraIncognita-MLT"]}:
         return name
-    if facts.key(name) in {facts.key(known) for known in names()}:
+    if name_key(name) in {name_key(known) for known in source_names()}:
         raise InputError(f"'{name}' comes with a package and needs no preparation: give its name as data.")
     raise unknown("benchmark", name, every)
 
@@ -214,5 +215,5 @@ def _proper(name: str) -> str:
     special = _special(name)
     if special is not None:
         return special.name
-    benchmark = facts.get(name)
+    benchmark = facts.get_benchmark(name)
     return benchmark.mlt_name or benchmark.name if facts.is_mlt(name) else benchmark.name

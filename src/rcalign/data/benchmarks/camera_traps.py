@@ -22,7 +22,7 @@ def spots(benchmark: Benchmark, annotations: Iterable[tuple[str, bytes]]) -> dic
     >>> from rcalign.data.benchmarks import facts
     >>> text = b'''{"images": [{"id": "a", "file_name": "a.jpg", "location": 38}],
     ... "annotations": [{"image_id": "a", "category_id": 6}], "categories": [{"id": 6, "name": "bobcat"}]}'''
-    >>> spots(facts.get("TerraIncognita"), [("cct.json", text)])
+    >>> spots(facts.get_benchmark("TerraIncognita"), [("cct.json", text)])
     {'a.jpg': [Spot(domain='location_38', label='bobcat', name='a.jpg')]}
     """
     images: dict[Any, tuple[str, str]] = {}  # id -> file, domain

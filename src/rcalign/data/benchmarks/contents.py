@@ -43,7 +43,7 @@ class Contents:
         return table
 
 
-def look(benchmark: Benchmark, root: str | os.PathLike[str] | None = None) -> Contents:
+def read_contents(benchmark: Benchmark, root: str | os.PathLike[str] | None = None) -> Contents:
     """Lists the images of a benchmark; an error if its folder is not there."""
     folder = data_root(root) / benchmark.folder
     if not folder.is_dir():
@@ -80,7 +80,7 @@ def load(
     progress: bool = False,
 ) -> Dataset:
     """The data set in the data root. partial: also if its counts are those of no known edition."""
-    contents = look(benchmark, root)
+    contents = read_contents(benchmark, root)
     notes = _accepted(benchmark, contents, partial)
     rows = np.arange(len(contents.names))
     return _dataset(benchmark, benchmark.name, contents, rows, None, notes, skip_bad, progress)
@@ -97,7 +97,7 @@ def load_mlt(
 ) -> Dataset:
     """The long-tailed version: the images of the split file, with its parts; or all images, split by the rule."""
     assert benchmark.mlt_name is not None
-    contents = look(benchmark, root)
+    contents = read_contents(benchmark, root)
     rows, part, notes, lost = _parts(benchmark, contents, split_file)
     if lost and not partial:
         raise InputError(
@@ -124,7 +124,7 @@ def verify(
 
     ``complete`` is whether there is nothing to complain of; ``problems`` are the complaints, one sentence each.
     """
-    contents = look(benchmark, root)
+    contents = read_contents(benchmark, root)
     counts = contents.counts(benchmark)
     edition = benchmark.edition_of(counts)
     drawn = ["it is a drawn stand-in, not the data set"] if is_stand_in(contents.folder) else []
@@ -235,7 +235,7 @@ def _parts(
             f"no split file '{benchmark.name}.csv' in '{contents.folder}'"
         )
         return np.arange(len(part)), part, [note], []
-    wanted = mdlt.read(benchmark, file)
+    wanted = mdlt.read_split_file(benchmark, file)
     rows = np.array([row for row, name in enumerate(contents.names) if name in wanted], dtype=np.int64)
     part = np.array([wanted[contents.names[row]] for row in rows], dtype="<U5")
     lost = sorted(wanted.keys() - {contents.names[row] for row in rows})

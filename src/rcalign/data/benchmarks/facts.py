@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
 from rcalign.errors import unknown
+from rcalign.store.names import name_key
 
 
 @dataclass(frozen=True)
@@ -112,27 +113,22 @@ MNIST_FILES = {
 }
 
 
-def get(name: str) -> Benchmark:
+def get_benchmark(name: str) -> Benchmark:
     """The facts of an image benchmark, by its own name or that of its long-tailed version.
 
-    >>> get("terrainc-mlt").name, len(get("DomainNet").classes), get("PACS").editions[0].rows
-    ('TerraIncognita', 345, 9991)
+    >>> get_benchmark("terrainc-mlt").name, len(get_benchmark("DomainNet").classes)
+    ('TerraIncognita', 345)
     """
     for benchmark in benchmarks().values():
-        if key(name) in (key(benchmark.name), key(benchmark.mlt_name or ""), key(f"{benchmark.name}-MLT")):
+        spellings = (benchmark.name, benchmark.mlt_name or "", f"{benchmark.name}-MLT")
+        if name_key(name) in map(name_key, spellings):
             return benchmark
     raise unknown("benchmark", name, [*benchmarks(), *filter(None, (b.mlt_name for b in benchmarks().values()))])
 
 
 def is_mlt(name: str) -> bool:
     """Whether a name is that of a long-tailed version."""
-    return key(name).endswith("mlt")
-
-
-@lru_cache(maxsize=4096)  # asked for each of half a million paths, of a few hundred folders
-def key(name: str) -> str:
-    """A name without case and punctuation."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    return name_key(name).endswith("mlt")
 
 
 def _drive(identity: str) -> str:

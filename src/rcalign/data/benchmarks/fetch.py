@@ -54,7 +54,7 @@ def fetch(
         raise InputError(f"'{place}' is a drawn stand-in: remove it, or use another folder with `root`.")
     done: dict[str, Any] = {"name": benchmark.name, "folder": str(place), "images": {}, "notes": []}
     with locked(place.with_name(f".{place.name}.fetch.lock"), f"Another process fetches {benchmark.name}: waiting."):
-        if not place.is_dir() or contents.look(benchmark, root).missing:
+        if not place.is_dir() or contents.read_contents(benchmark, root).missing:
             done = _first_that_works(benchmark, data_root(root), mirror, keep_archives, progress, patience)
         else:
             done["notes"].append("its images are in place already")
@@ -77,7 +77,7 @@ def _fetch_split(
             f"the split file {failed.name} could not be fetched ({url}: {why}): the published rule will make the "
             f"split; for the published rows, put the file at '{place}'"
         ]
-    lost = mdlt.read(benchmark, file).keys() - set(contents.look(benchmark, root).names)
+    lost = mdlt.read_split_file(benchmark, file).keys() - set(contents.read_contents(benchmark, root).names)
     if lost:  # as in a copy with other file names: of no use, and in the way
         return [
             f"{len(lost):,} images of the published split file are not here under their names, such as '{min(lost)}': "
@@ -100,7 +100,7 @@ def fetch_mnist(
     place = data_root(root) / mnist.FOLDER
     folder = data_root(root) / DOWNLOADS / mnist.FOLDER
     with locked(place.with_name(f".{place.name}.fetch.lock"), "Another process fetches MNIST: waiting."):
-        if mnist.find(place) is not None:
+        if mnist.find_digits(place) is not None:
             return {"name": "MNIST", "folder": str(place), "images": {}, "notes": ["it is in place already"]}
         try:
             files = [

@@ -91,7 +91,7 @@ def load(root: str | None = None, *, label: str = "disease", flags: bool = False
             "'rcalign data prepare hearts --from FOLDER'."
         )
     notes = [stand_in_note(folder, NAME)] if is_stand_in(folder) else []
-    tables = {hospital: read(folder / file_of(hospital)) for hospital in PATIENTS}
+    tables = {hospital: read_patients(folder / file_of(hospital)) for hospital in PATIENTS}
     values = np.concatenate(list(tables.values()))
     num = values[:, -1].astype(int)
     labels = [SEVERITIES[n] if label == "severity" else CLASSES[min(n, 1)] for n in num.tolist()]
@@ -121,7 +121,7 @@ def load(root: str | None = None, *, label: str = "disease", flags: bool = False
     )
 
 
-def read(file: Path, origin: str = "") -> np.ndarray:
+def read_patients(file: Path, origin: str = "") -> np.ndarray:
     """(n, 14) float64 of one processed table, separated by commas or spaces; missing values are NaN. origin: where the
     file came from, for errors about a copy."""
     shown = origin or f"'{file}'"
@@ -216,7 +216,8 @@ def prepare(
             if absent:
                 raise InputError(f"hearts is not whole: {', '.join(absent)} not found; it is published at {PAGE}.")
             patients = {
-                hospital: len(read(growing / file_of(hospital), origins[file_of(hospital)])) for hospital in PATIENTS
+                hospital: len(read_patients(growing / file_of(hospital), origins[file_of(hospital)]))
+                for hospital in PATIENTS
             }
             with disk_errors(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -252,7 +253,7 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, A
         if not (folder / file_of(hospital)).is_file():
             problems.append(f"there is no '{folder / file_of(hospital)}'")
             continue
-        num = read(folder / file_of(hospital))[:, -1]
+        num = read_patients(folder / file_of(hospital))[:, -1]
         found[hospital] = len(num)
         if (len(num), int((num > 0).sum())) != (patients, ill):
             problems.append(

@@ -10,9 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rcalign.data.benchmarks.facts import Benchmark, key
+from rcalign.data.benchmarks.facts import Benchmark
 from rcalign.data.picture import SUFFIXES
 from rcalign.data.source import listed
+from rcalign.store.names import name_key
 
 PARTS = ("train", "crossval", "val", "test", "full", "all", "images")
 # an archive with parts repeats images in "full"; tried in this order until the number of images is the known one
@@ -48,10 +49,10 @@ class _Candidate:
 
 def names_of(benchmark: Benchmark) -> tuple[dict[str, str], dict[str, str]]:
     """Spelling without case and punctuation -> our name, of domains and of classes."""
-    domains = {key(name): name for name in benchmark.domains}
-    classes = {key(name): name for name in benchmark.classes}
+    domains = {name_key(name): name for name in benchmark.domains}
+    classes = {name_key(name): name for name in benchmark.classes}
     for spelling, name in benchmark.other_names.items():
-        (domains if name in benchmark.domains else classes).setdefault(key(spelling), name)
+        (domains if name in benchmark.domains else classes).setdefault(name_key(spelling), name)
     return domains, classes
 
 
@@ -59,7 +60,7 @@ def place(benchmark: Benchmark, paths: Iterable[str]) -> Layout:
     """Finds the tree that holds each domain, and where its images go.
 
     >>> from rcalign.data.benchmarks import facts
-    >>> found = place(facts.get("PACS"), ["PACS/kfold/art painting/dog/1.jpg", "PACS/kfold/readme.txt"])
+    >>> found = place(facts.get_benchmark("PACS"), ["PACS/kfold/art painting/dog/1.jpg", "PACS/kfold/readme.txt"])
     >>> found.spots
     {'PACS/kfold/art painting/dog/1.jpg': Spot(domain='art_painting', label='dog', name='1.jpg')}
     """
@@ -93,15 +94,15 @@ def _candidates(benchmark: Benchmark, paths: Iterable[str]) -> tuple[list[_Candi
             continue
         where = len(pieces) - 3
         part = ""
-        if key(pieces[where]) not in domains and key(pieces[where]) in PARTS and where > 0:
-            part = key(pieces[where])
+        if name_key(pieces[where]) not in domains and name_key(pieces[where]) in PARTS and where > 0:
+            part = name_key(pieces[where])
             where -= 1
-        domain = domains.get(key(pieces[where]))
+        domain = domains.get(name_key(pieces[where]))
         if domain is None:
             continue
         folder = pieces[-2]
-        if key(folder) in classes:
-            label = classes[key(folder)]
+        if name_key(folder) in classes:
+            label = classes[name_key(folder)]
         elif folder.isdecimal() and int(folder) < len(benchmark.classes):  # numbered as in the published order
             label = benchmark.classes[int(folder)]
         else:

@@ -17,17 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from rcalign.data.benchmarks.facts import Benchmark, key
+from rcalign.data.benchmarks.facts import Benchmark
 from rcalign.data.benchmarks.layouts import names_of
 from rcalign.data.source import SPLITS
 from rcalign.errors import InputError
+from rcalign.store.names import name_key
 
 COLUMNS = ("env", "label", "path", "split")
 SEED = 666  # the authors' own
 SHOTS = ("many", "medium", "few", "zero")
 
 
-def read(benchmark: Benchmark, file: Path) -> dict[str, str]:
+def read_split_file(benchmark: Benchmark, file: Path) -> dict[str, str]:
     """A split file: path of an image, in our spelling of domain and class -> its part."""
     domains, classes = names_of(benchmark)
     found: dict[str, str] = {}
@@ -41,8 +42,8 @@ def read(benchmark: Benchmark, file: Path) -> dict[str, str]:
                 )
             for row in reader:
                 pieces = (row["path"] or "").split("/")
-                domain = domains.get(key(pieces[0]))
-                label = classes.get(key(pieces[1])) if len(pieces) == 3 else None
+                domain = domains.get(name_key(pieces[0]))
+                label = classes.get(name_key(pieces[1])) if len(pieces) == 3 else None
                 if domain is None or label is None or pieces[-1] in ("", ".", ".."):
                     raise InputError(
                         f"line {reader.line_num} of '{file}' has the path '{row['path']}', which is no "

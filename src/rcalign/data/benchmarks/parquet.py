@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rcalign.data.benchmarks.facts import Benchmark, key
+from rcalign.data.benchmarks.facts import Benchmark
 from rcalign.data.benchmarks.layouts import Spot, names_of
 from rcalign.errors import InputError
+from rcalign.store.names import name_key
 
 IMAGE, LABEL, DOMAIN = ("image", "img", "picture"), ("label", "class", "category", "labels"), ("domain", "env", "style")
 INSTALL = 'pip install "rcalign[parquet]"'
@@ -47,7 +48,7 @@ def _rows_of_file(benchmark: Benchmark, file: Path, taken: Counter[tuple[str, st
     names = table.schema_arrow.names
     image = _column(names, IMAGE, file)
     label = _column(names, LABEL, file)
-    domain = _column(names, DOMAIN, file) if any(key(name) in DOMAIN for name in names) else None
+    domain = _column(names, DOMAIN, file) if any(name_key(name) in DOMAIN for name in names) else None
     known = _class_names(table.schema_arrow.metadata)
     domains, classes = names_of(benchmark)
     fixed = None if domain is not None else _domain_of_file(file, domains, names)
@@ -81,7 +82,7 @@ def _open(file: Path) -> Any:
 
 def _column(names: Sequence[str], wanted: Sequence[str], file: Path) -> str:
     for name in names:
-        if key(name) in wanted:
+        if name_key(name) in wanted:
             return name
     raise InputError(
         f"'{file}' has the columns {', '.join(names)}, but one named {' or '.join(wanted)} is expected: rename yours."
@@ -104,19 +105,19 @@ def _name(
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise InputError(f"'{file}' has the {what} {value!r}, but a name or a number is expected.")
     if isinstance(value, str):
-        return spellings.get(key(value))
+        return spellings.get(name_key(value))
     if known is None:  # bare numbers follow the published order
         known = order
     if not 0 <= value < len(known):
         raise InputError(f"'{file}' has the {what} {value}, but numbers from 0 to {len(known) - 1} are expected.")
-    return spellings.get(key(known[value]))
+    return spellings.get(name_key(known[value]))
 
 
 def _domain_of_file(file: Path, domains: Mapping[str, str], names: Sequence[str]) -> str:
     """The domain that a file or its folder is named after: sketch-00000-of-00002.parquet, sketch/0000.parquet."""
     for text in (file.stem.partition("-")[0], file.parent.name):
-        if key(text) in domains:
-            return domains[key(text)]
+        if name_key(text) in domains:
+            return domains[name_key(text)]
     raise InputError(
         f"'{file}' has no column named {' or '.join(DOMAIN)} (found {', '.join(names)}), and neither its name nor its "
         "folder is that of a domain: add the column."

@@ -20,7 +20,7 @@ STAND_IN = ".stand-in"  # a file that marks a drawn sample, so that nobody takes
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """The given folder, else ``$RCALIGN_DATA``, else the platform's folder for data. It need not exist."""
-    return Path(root).expanduser().absolute() if root else places.data_root()
+    return Path(root).expanduser().absolute() if root else places.default_data_root()
 
 
 def is_stand_in(folder: Path) -> bool:

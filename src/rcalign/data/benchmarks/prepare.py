@@ -17,12 +17,13 @@ from typing import Any
 
 from rcalign.data.benchmarks import camera_traps, layouts, mdlt, parquet
 from rcalign.data.benchmarks.archives import Entry, Folder, Source, Tar, is_archive, open_source, write_bytes
-from rcalign.data.benchmarks.facts import Benchmark, key
+from rcalign.data.benchmarks.facts import Benchmark
 from rcalign.data.benchmarks.layouts import Spot
 from rcalign.data.benchmarks.place import check_room, data_root, disk_errors, is_stand_in, locked
 from rcalign.data.source import listed
 from rcalign.errors import InputError
 from rcalign.files import write_whole
+from rcalign.store.names import name_key
 
 ANNOTATION_ARCHIVE = 512 * 2**20  # a larger tar holds the images; it is not read through to look for annotations
 Advance = Callable[[], None]
@@ -47,7 +48,7 @@ def prepare(
     place = data_root(root) / benchmark.folder
     given = _sort(benchmark, [Path(source).expanduser().absolute() for source in sources])
     for file in given.split_files:
-        mdlt.read(benchmark, file)  # a wrong file is refused before anything is done
+        mdlt.read_split_file(benchmark, file)  # a wrong file is refused before anything is done
     notes: list[str] = []
     images: dict[str, int] = {}
     if given.trees or given.tables:
@@ -122,7 +123,7 @@ def _sort_folder(benchmark: Benchmark, path: Path, given: _Given) -> None:
     inside = sorted(path.iterdir())
     domains, _ = layouts.names_of(benchmark)
     own = [item for item in inside if item.is_dir() and item.name in (benchmark.folder, benchmark.name)]
-    if any(item.is_dir() and key(item.name) in domains for item in inside):
+    if any(item.is_dir() and name_key(item.name) in domains for item in inside):
         _add_tree(benchmark, open_source(path), given)
     elif own:  # DomainBed's data_dir: what else it holds need not be read
         _sort_folder(benchmark, own[0], given)

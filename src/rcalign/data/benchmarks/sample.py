@@ -55,7 +55,7 @@ def sample(
                 number = 2 + max(1, round(each * 0.25 ** (((c + k) % 4) / 3))) if long_tailed else each
                 for n in range(number):
                     rng = np.random.default_rng([seed, k, c, n])
-                    picture = draw(k, c, len(benchmark.classes), size, rng)
+                    picture = draw_picture(k, c, len(benchmark.classes), size, rng)
                     picture.save(folder / f"pic_{n + 1:03d}{suffix}", quality=90)
                     part = ("val", "test")[n] if n < 2 else "train"
                     split.append((domain, c, f"{domain}/{label}/pic_{n + 1:03d}{suffix}", part))
@@ -98,7 +98,7 @@ def sample_rows(
     return {"name": name, "root": str(Path(out).absolute()), "folder": folder, "images": rows, "unit": "rows"}
 
 
-def draw(domain: int, label: int, classes: int, size: int, rng: np.random.Generator) -> Image.Image:
+def draw_picture(domain: int, label: int, classes: int, size: int, rng: np.random.Generator) -> Image.Image:
     """A star of the class's own points and hue, in the domain's manner."""
     points, depth = 3 + label % 6, 0.35 + 0.2 * (label // 6 % 3)
     hue = label / classes + rng.normal(0, 0.01)

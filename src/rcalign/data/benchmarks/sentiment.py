@@ -66,7 +66,7 @@ def load(root: str | None = None, *, progress: bool = False) -> Dataset:
             f"sentiment is not in the data root, not all of its texts are in '{folder}': get them with '{GET}' and "
             "then 'rcalign data prepare sentiment --from vaderSentiment-3.3.2.tar.gz'."
         )
-    sentences = read(folder)
+    sentences = read_sentences(folder)
     x = embeddings(folder, sentences, progress=progress)
     labels = [CLASSES[(s.rating > CUT) - (s.rating < -CUT) + 1] for s in sentences]
     domains = [s.source for s in sentences]
@@ -89,7 +89,7 @@ def load(root: str | None = None, *, progress: bool = False) -> Dataset:
     )
 
 
-def read(folder: Path) -> list[Sentence]:
+def read_sentences(folder: Path) -> list[Sentence]:
     """Every sentence of the four files, in their order."""
     return [sentence for source, (file, _) in FILES.items() for sentence in _read(source, folder / file)]
 
@@ -211,7 +211,7 @@ def prepare(
                     f"sentiment is not whole: {', '.join(absent)} not found, neither as files nor in {INNER}; get the "
                     f"archive with '{GET}'."
                 )
-            sentences = read(growing)
+            sentences = read_sentences(growing)
             with disk_errors(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 os.rename(growing, folder)

@@ -48,7 +48,7 @@ PARTNER = (1, 0, 3, 2)  # whose background a breed has in the other half of a ma
 
 
 @dataclass(frozen=True)
-class Choice:
+class ImageShare:
     """The first ``count(n)`` of the n images of a half, background and breed are in a domain."""
 
     domain: str
@@ -60,28 +60,28 @@ class Choice:
 
     def count(self, n: int) -> int:
         """
-        >>> Choice("SC_group_1", "0", "snow", "corgi", 0.97).count(EACH)
+        >>> ImageShare("SC_group_1", "0", "snow", "corgi", 0.97).count(EACH)
         3072
-        >>> Choice("SC_group_1", "0", "beach", "corgi", 0.97, rest=True).count(EACH)
+        >>> ImageShare("SC_group_1", "0", "beach", "corgi", 0.97, rest=True).count(EACH)
         96
         """
         return n - int(self.share * n) if self.rest else int(self.share * n)
 
 
-def choices(variant: str) -> Iterator[Choice]:
+def choices(variant: str) -> Iterator[ImageShare]:
     """Which images are in which domain of a variant."""
     train, test, common = VARIANTS[variant]
     for i, breed in enumerate(ORDER):
         if common is not None:
             for half, domain, share in zip(HALVES, DOMAINS[1:], SHARES, strict=True):
-                yield Choice(domain, half, train[i], breed, share)
-                yield Choice(domain, half, common, breed, share, rest=True)
-                yield Choice(DOMAINS[0], half, test[i], breed)
+                yield ImageShare(domain, half, train[i], breed, share)
+                yield ImageShare(domain, half, common, breed, share, rest=True)
+                yield ImageShare(DOMAINS[0], half, test[i], breed)
         else:
-            yield Choice(DOMAINS[1], "0", train[i], breed)
-            yield Choice(DOMAINS[2], "0", train[PARTNER[i]], breed)
-            yield Choice(DOMAINS[0], "0", test[i], breed)
-            yield Choice(DOMAINS[0], "0", test[PARTNER[i]], breed)
+            yield ImageShare(DOMAINS[1], "0", train[i], breed)
+            yield ImageShare(DOMAINS[2], "0", train[PARTNER[i]], breed)
+            yield ImageShare(DOMAINS[0], "0", test[i], breed)
+            yield ImageShare(DOMAINS[0], "0", test[PARTNER[i]], breed)
 
 
 def load(
@@ -192,7 +192,7 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, A
 
 def drawn(growing: Path, each: int, seed: int) -> int:
     """Writes a stand-in with ``each`` images of every half, background and breed. -> how many."""
-    from rcalign.data.benchmarks.sample import draw
+    from rcalign.data.benchmarks.sample import draw_picture
 
     number = 0
     for half in HALVES:
@@ -202,6 +202,6 @@ def drawn(growing: Path, each: int, seed: int) -> int:
                 folder.mkdir(parents=True)
                 for n in range(each):
                     rng = np.random.default_rng([seed, number])
-                    draw(k, c, len(BREEDS), 32, rng).save(folder / f"{n:03d}.png")
+                    draw_picture(k, c, len(BREEDS), 32, rng).save(folder / f"{n:03d}.png")
                     number += 1
     return number

@@ -146,7 +146,7 @@ SETS = (
 )
 
 
-def get(name: str) -> WildsSet:
+def get_wilds(name: str) -> WildsSet:
     """The set of one of its two names."""
     return next(item for item in SETS if name in (item.name, item.plain_name))
 
@@ -160,7 +160,7 @@ def load(
     progress: bool = False,
 ) -> Dataset:
     """The rows in the data root; under the official name with their parts. partial: also if images are missing."""
-    item = get(name)
+    item = get_wilds(name)
     folder = _there(item, root)
     rows = list(item.rows(folder))
     official = name == item.name
@@ -231,7 +231,7 @@ def prepare(
     progress: bool = False,
 ) -> dict[str, Any]:
     """Puts the tables and images of the official archive, or of a folder with its content, into the data root."""
-    item = get(name)
+    item = get_wilds(name)
     folder = data_root(root) / item.folder
     with locked(folder.with_name(f".{item.folder}.lock"), f"Another process prepares {name}: waiting."):
         if folder.exists() and not replace:
@@ -267,7 +267,7 @@ def prepare(
 
 def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Compares the rows of each official part with the published counts, and looks whether every image is there."""
-    item = get(name)
+    item = get_wilds(name)
     folder = _there(item, root)
     rows = list(item.rows(folder))
     parts = Counter(row.part for row in rows)
@@ -297,9 +297,9 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, A
 
 def drawn(name: str, growing: Path, each: int, seed: int) -> int:
     """Writes a stand-in: ``each`` images of every class in every official domain. -> how many."""
-    from rcalign.data.benchmarks.sample import draw
+    from rcalign.data.benchmarks.sample import draw_picture
 
-    item = get(name)
+    item = get_wilds(name)
     lines: list[str] = []
     paths: list[tuple[str, int, int]] = []
     for k in range(len(item.groups)):
@@ -317,7 +317,7 @@ def drawn(name: str, growing: Path, each: int, seed: int) -> int:
     for number, (path, k, c) in enumerate(paths):
         file = growing / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        draw(k, c, len(item.classes), 32, np.random.default_rng([seed, number])).save(file)
+        draw_picture(k, c, len(item.classes), 32, np.random.default_rng([seed, number])).save(file)
     return len(paths)
 
 

@@ -1,6 +1,6 @@
 """Where data sets come from. A named source is one function in one file of this folder, registered by its decorator::
 
-    @register("emoji-mlt", summary="...")
+    @register_source("emoji-mlt", summary="...")
     def emoji_mlt(*, imbalance: float = 50.0, order: int = 0, progress: bool = False) -> Dataset: ...
 
 Its keyword arguments with a default are the parameters of ``emoji-mlt:imbalance=20,order=3``; ``skip_bad`` and
@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 
 from rcalign.data.sources import arrays, benchmarks, emoji, folder, hub, manifest, table
-from rcalign.data.sources.named import entries, is_name, load, looks_like_name, names, register
+from rcalign.data.sources.named import entries, is_name, load, looks_like_name, register_source, source_names
 from rcalign.extensions import import_entry_points
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "load",
     "looks_like_name",
     "manifest",
-    "names",
-    "register",
+    "register_source",
+    "source_names",
     "table",
 ]
 

@@ -34,7 +34,7 @@ def load(file: str | os.PathLike[str]) -> Dataset:
     return from_arrays(_read(file), name=file.stem, where=f"'{file}'")
 
 
-def unlabelled(file: str | os.PathLike[str]) -> Dataset:
+def unlabelled_arrays(file: str | os.PathLike[str]) -> Dataset:
     """The x of an ``.npz`` file, in one class and one domain without meaning."""
     file = Path(os.path.abspath(file))
     read = _read(file)

@@ -7,11 +7,11 @@ import numpy as np
 from rcalign.data.benchmarks import facts  # the other modules there build on the sources: imported when wanted
 from rcalign.data.source import Dataset
 from rcalign.data.sources.arrays import from_arrays
-from rcalign.data.sources.named import register
+from rcalign.data.sources.named import register_source
 
 
 def _add(benchmark: facts.Benchmark) -> None:
-    @register(benchmark.name, summary=benchmark.summary)
+    @register_source(benchmark.name, summary=benchmark.summary)
     def load(*, root: str = "", partial: bool = False, skip_bad: bool = False, progress: bool = False) -> Dataset:
         from rcalign.data.benchmarks import contents
 
@@ -19,7 +19,7 @@ def _add(benchmark: facts.Benchmark) -> None:
 
     if benchmark.mlt_name is not None:
 
-        @register(benchmark.mlt_name, summary=f"{benchmark.name}, long-tailed: MDLT's split, all domains train")
+        @register_source(benchmark.mlt_name, summary=f"{benchmark.name}, long-tailed: MDLT's split, all domains train")
         def load_mlt(
             *, root: str = "", splits: str = "", partial: bool = False, skip_bad: bool = False, progress: bool = False
         ) -> Dataset:
@@ -34,28 +34,32 @@ for _benchmark in facts.benchmarks().values():
     _add(_benchmark)
 
 
-@register("ColoredMNIST", summary="small digits or large? The colour knows better than the shape, until it does not")
+@register_source(
+    "ColoredMNIST", summary="small digits or large? The colour knows better than the shape, until it does not"
+)
 def coloured_mnist(*, root: str = "", seed: int = 0, few: bool = False) -> Dataset:
     from rcalign.data.benchmarks import mnist
 
     return mnist.coloured(root or None, seed, few)
 
 
-@register("RotatedMNIST", summary="digits turned by six angles (domains)")
+@register_source("RotatedMNIST", summary="digits turned by six angles (domains)")
 def rotated_mnist(*, root: str = "", seed: int = 0, few: bool = False) -> Dataset:
     from rcalign.data.benchmarks import mnist
 
     return mnist.rotated(root or None, seed, few)
 
 
-@register("hearts", summary="heart disease or not, of the patients of four hospitals (domains)")
+@register_source("hearts", summary="heart disease or not, of the patients of four hospitals (domains)")
 def hearts(*, root: str = "", label: str = "disease", flags: bool = False) -> Dataset:
     from rcalign.data.benchmarks import hearts as tables
 
     return tables.load(root or None, label=label, flags=flags)
 
 
-@register("sentiment", summary="negative, neutral or positive: sentences of four sources (domains) as embeddings")
+@register_source(
+    "sentiment", summary="negative, neutral or positive: sentences of four sources (domains) as embeddings"
+)
 def sentiment(*, root: str = "", progress: bool = False) -> Dataset:
     from rcalign.data.benchmarks import sentiment as texts
 
@@ -63,7 +67,7 @@ def sentiment(*, root: str = "", progress: bool = False) -> Dataset:
 
 
 def _add_wilds(name: str, summary: str) -> None:
-    @register(name, summary=summary)
+    @register_source(name, summary=summary)
     def load(*, root: str = "", partial: bool = False, skip_bad: bool = False, progress: bool = False) -> Dataset:
         from rcalign.data.benchmarks import wilds
 
@@ -77,7 +81,7 @@ _add_wilds("WILDSFMoW", "FMoW as DomainBed has it: six regions to leave out")
 
 
 def _add_spawrious(variant: str) -> None:
-    @register(variant, summary="four dog breeds whose backgrounds mislead in training")
+    @register_source(variant, summary="four dog breeds whose backgrounds mislead in training")
     def load(*, root: str = "", partial: bool = False, skip_bad: bool = False, progress: bool = False) -> Dataset:
         from rcalign.data.benchmarks import spawrious
 
@@ -90,7 +94,9 @@ for _kind in ("O2O", "M2M"):
 
 
 def _add_debug(size: int) -> None:
-    @register(f"Debug{size}", summary=f"noise of {size} x {size} in three domains and two classes, to try things on")
+    @register_source(
+        f"Debug{size}", summary=f"noise of {size} x {size} in three domains and two classes, to try things on"
+    )
     def load(*, seed: int = 0) -> Dataset:
         """DomainBed's: 16 images of each domain with random labels; there is nothing to learn."""
         rng = np.random.default_rng([seed, size])

@@ -21,7 +21,7 @@ import numpy as np
 
 from rcalign.data import cache
 from rcalign.data.source import Dataset, Images, fingerprint, from_names
-from rcalign.data.sources.named import register
+from rcalign.data.sources.named import register_source
 from rcalign.errors import InputError
 from rcalign.store.json_files import read_json
 
@@ -53,13 +53,13 @@ class Drawing:
     pixels: str
 
 
-@register("emoji", summary="emoji of seven vendors (domains) in eight groups (classes)")
+@register_source("emoji", summary="emoji of seven vendors (domains) in eight groups (classes)")
 def emoji(*, progress: bool = False) -> Dataset:
     """One row for each drawing that is left; its group is the code point, the same for all vendors."""
     return _dataset("emoji", *keep(*scan(progress)))
 
 
-@register("emoji-mlt", summary="emoji with long-tailed training sets, other head classes for each vendor")
+@register_source("emoji-mlt", summary="emoji with long-tailed training sets, other head classes for each vendor")
 def emoji_mlt(*, imbalance: float = 50.0, head: int = 150, order: int = 0, progress: bool = False) -> Dataset:
     """As ``emoji``, with a split by code point. A vendor's r-th class, r = 0 ... 7, has head * imbalance^(-r / 7)
     training rows, or all there are; no two vendors share their first class. ``order`` seeds the orders, the split and

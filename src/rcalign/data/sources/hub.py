@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rcalign.data.benchmarks.parquet import DOMAIN, IMAGE, LABEL, suffix_of
-from rcalign.data.cache import cache_root, disk_errors, process_lock, remember
+from rcalign.data.cache import cache_disk_errors, cache_root, process_lock, remember
 from rcalign.data.source import Dataset, check_spelling
 from rcalign.data.sources.files import dataset_of_files
 from rcalign.errors import InputError, unknown
@@ -48,9 +48,9 @@ def is_address(text: str) -> bool:
     return text.startswith(PREFIX)
 
 
-def parse(text: str) -> Address:
+def parse_address(text: str) -> Address:
     """
-    >>> parse("hf://flwrlabs/pacs?domain=style&split=train")
+    >>> parse_address("hf://flwrlabs/pacs?domain=style&split=train")
     Address(name='flwrlabs/pacs', image=None, label=None, domain='style', split='train', config=None)
     """
     name, _, query = text.removeprefix(PREFIX).partition("?")
@@ -65,7 +65,7 @@ def parse(text: str) -> Address:
 
 def load(text: str, *, skip_bad: bool = False, progress: bool = False) -> Dataset:
     """The data set at an address."""
-    address = parse(text)
+    address = parse_address(text)
     table = _table(address)
     names = table.column_names
     image = _column(names, address.image, IMAGE, "image", address)
@@ -143,7 +143,7 @@ def _written(table: Any, image: str, address: Address, progress: bool) -> tuple[
         if known is None:
             growing = folder.with_suffix(".partial")
             shutil.rmtree(growing, ignore_errors=True)
-            with disk_errors(growing):
+            with cache_disk_errors(growing):
                 growing.mkdir(parents=True)
                 known = _write(table.select_columns([image]).cast_column(image, datasets.Image(decode=False)), growing)
             remember(growing / "files.json", known)

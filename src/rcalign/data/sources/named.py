@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from rcalign.data.source import Dataset
 from rcalign.errors import InputError, unknown
+from rcalign.store.names import name_key
 
 F = TypeVar("F", bound=Callable[..., Dataset])
 FROM_CALLER = ("skip_bad", "progress")
@@ -29,11 +30,11 @@ class NamedSource:
 _entries: dict[str, NamedSource] = {}
 
 
-def register(name: str, *, summary: str) -> Callable[[F], F]:
+def register_source(name: str, *, summary: str) -> Callable[[F], F]:
     """Function decorator: puts a data set into the registry. A duplicate raises."""
 
     def add(function: F) -> F:
-        if _key(name) in _entries:
+        if name_key(name) in _entries:
             raise ValueError(f"data set '{name}' is registered twice")
         hints = typing.get_type_hints(function)
         parameters = {
@@ -41,13 +42,13 @@ def register(name: str, *, summary: str) -> Callable[[F], F]:
             for key, item in inspect.signature(function).parameters.items()
             if key not in FROM_CALLER
         }
-        _entries[_key(name)] = NamedSource(name, summary, function, parameters)
+        _entries[name_key(name)] = NamedSource(name, summary, function, parameters)
         return function
 
     return add
 
 
-def names() -> list[str]:
+def source_names() -> list[str]:
     return [entry.name for entry in _entries.values()]
 
 
@@ -62,11 +63,7 @@ def is_name(text: str) -> bool:
     >>> is_name("emoji"), is_name("Emoji_MLT:order=1"), is_name("./emoji")
     (True, True, False)
     """
-    return looks_like_name(text) and _key(text.partition(":")[0]) in _entries
-
-
-def _key(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    return looks_like_name(text) and name_key(text.partition(":")[0]) in _entries
 
 
 def looks_like_name(text: str) -> bool:
@@ -81,9 +78,9 @@ def looks_like_name(text: str) -> bool:
 def load(text: str, *, skip_bad: bool = False, progress: bool = False) -> Dataset:
     """The data set of a name with its parameters, e.g. ``emoji-mlt:imbalance=20,order=3``."""
     name, _, tail = text.partition(":")
-    source = _entries.get(_key(name))
+    source = _entries.get(name_key(name))
     if source is None:
-        raise unknown("data set", name, names())
+        raise unknown("data set", name, source_names())
     accepted = inspect.signature(source.function).parameters
     caller = {key: value for key, value in zip(FROM_CALLER, (skip_bad, progress), strict=True) if key in accepted}
     return source.function(**_parameters(source, tail), **caller)

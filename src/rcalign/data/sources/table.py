@@ -268,7 +268,7 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
     return {name: found.column(name).to_pylist() for name in found.column_names}
 
 
-def unlabelled(path: Path, encoding: Encoding, id: str | None = None) -> tuple[Dataset, list[str]]:
+def unlabelled_table(path: Path, encoding: Encoding, id: str | None = None) -> tuple[Dataset, list[str]]:
     """The rows of a table for a model to predict, and a name for each: its ``id``, or its number from 1."""
     raw = read_table(path)
     x = encoding.read(raw, f"'{path}'")

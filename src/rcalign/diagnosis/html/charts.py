@@ -347,7 +347,7 @@ def ruler(target: Target) -> Chart:
     )
 
 
-def priors(estimates: PriorEstimates) -> Chart:
+def priors_chart(estimates: PriorEstimates) -> Chart:
     """Priors of the target by both methods, with intervals, beside those of the sources; of the most frequent."""
     by_share = sorted(range(len(estimates.classes)), key=lambda c: (-estimates.em[c].value, c))
     estimates = estimates.of(sorted(by_share[:MOST_CLASSES]))
@@ -396,7 +396,7 @@ def priors(estimates: PriorEstimates) -> Chart:
     )
 
 
-def picture(shown: Picture, classes: Sequence[str]) -> Chart:
+def picture_chart(shown: Picture, classes: Sequence[str]) -> Chart:
     """Samples on two axes, coloured by domain; a large mark at each domain's mean."""
     data: list[Chart] = []
     for at, name in enumerate(shown.domains):
@@ -436,7 +436,7 @@ def picture(shown: Picture, classes: Sequence[str]) -> Chart:
     )
 
 
-def contraction(seen: Contraction) -> Chart:
+def contraction_chart(seen: Contraction) -> Chart:
     """J before and after the inner step, along training."""
     lines = (("before the inner step", seen.before, "@total"), ("after", seen.after, "@accent"))
     return figure(
@@ -458,7 +458,7 @@ def contraction(seen: Contraction) -> Chart:
     )
 
 
-def tracking(seen: Tracking) -> Chart:
+def tracking_chart(seen: Tracking) -> Chart:
     """Alignment loss against the gap, with the line of all steps and that of the settled ones."""
     data: list[Chart] = [
         {

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from rcalign.diagnosis.advice import answers, main_subject
 from rcalign.diagnosis.html import charts
 from rcalign.diagnosis.results import Diagnosis
-from rcalign.diagnosis.terminal import describe
+from rcalign.diagnosis.terminal import correlation_text
 from rcalign.diagnosis.transport import Distance
 from rcalign.pages import chart_script, chart_style, embedded
 
@@ -46,7 +46,7 @@ def _terms(diagnosis: Diagnosis) -> list[charts.Term]:
 def _figures(diagnosis: Diagnosis) -> dict[str, charts.Chart]:
     """Name of the chart -> figure."""
     reports = diagnosis.held_out
-    found: dict[str, charts.Chart] = {"picture": charts.picture(diagnosis.picture, diagnosis.classes)}
+    found: dict[str, charts.Chart] = {"picture": charts.picture_chart(diagnosis.picture, diagnosis.classes)}
     if reports:
         found["parts"] = charts.parts(reports)
         found |= {f"heat-{term.key}": charts.heat_map(diagnosis, term) for term in _terms(diagnosis)}
@@ -60,13 +60,13 @@ def _figures(diagnosis: Diagnosis) -> dict[str, charts.Chart]:
         found["mixtures"] = charts.mixtures([diagnosis.target.mixture], diagnosis.picture.domains)
         found["ruler"] = charts.ruler(diagnosis.target)
         if diagnosis.target.priors is not None:
-            found["priors"] = charts.priors(diagnosis.target.priors)
+            found["priors"] = charts.priors_chart(diagnosis.target.priors)
     elif fits:
         found["mixtures"] = charts.mixtures(fits, diagnosis.picture.domains)
     if diagnosis.contraction is not None:
-        found["contraction"] = charts.contraction(diagnosis.contraction)
+        found["contraction"] = charts.contraction_chart(diagnosis.contraction)
     if diagnosis.tracking is not None:
-        found["tracking"] = charts.tracking(diagnosis.tracking)
+        found["tracking"] = charts.tracking_chart(diagnosis.tracking)
     return found
 
 
@@ -94,6 +94,10 @@ def _file(name: str) -> str:
 def _template() -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        number=_number, signed=_signed, bracket=_bracket, percent=lambda value: f"{value:.1%}", correlation=describe
+        number=_number,
+        signed=_signed,
+        bracket=_bracket,
+        percent=lambda value: f"{value:.1%}",
+        correlation=correlation_text,
     )
     return environment.from_string(_file("page.html"))

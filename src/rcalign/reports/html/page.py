@@ -13,7 +13,7 @@ from rcalign.reports.figures import AVERAGE, Results, compare, default_baseline,
 from rcalign.reports.html.series import page_data
 from rcalign.reports.report import Report
 from rcalign.reports.tables import (
-    Table,
+    ResultTable,
     averages_table,
     cell_of,
     metrics_table,
@@ -22,6 +22,7 @@ from rcalign.reports.tables import (
     published_notes,
     signed,
 )
+from rcalign.store.names import name_key
 
 
 def make_page(report: Report, reload_after: float | None = None) -> str:
@@ -65,7 +66,7 @@ class Overview:
     header: tuple[str, ...]
     rows: tuple[tuple[str, tuple[OverviewCell, ...], bool], ...]  # label, cells, whether only published
     notes: tuple[str, ...]
-    further: Table | None  # metrics beside accuracy
+    further: ResultTable | None  # metrics beside accuracy
 
 
 def overview(table: Results, report: Report) -> Overview:
@@ -111,11 +112,11 @@ def by_average(table: Results) -> list[str]:
 
 
 def _published_only(table: Results) -> list[tuple[str, tuple[OverviewCell, ...], bool]]:
-    ours = {published.key(name) for name in table.algorithms}
+    ours = {name_key(name) for name in table.algorithms}
     names = dict.fromkeys(figure.algorithm for figure in published.table_of(table.data, table.protocol))
     rows = []
     for name in names:
-        if published.key(name) not in ours:
+        if name_key(name) not in ours:
             found = [published_figure(table, name, column) for column in table.columns]
             cells = [OverviewCell("–") if f is None else OverviewCell(f"{f.mean:.1f}", f.mean) for f in found]
             rows.append((f"{name}, published", (*cells, OverviewCell("–"), OverviewCell("–")), True))

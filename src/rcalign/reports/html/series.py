@@ -22,7 +22,7 @@ from rcalign.reports.figures import (
 )
 from rcalign.reports.report import Report
 from rcalign.reports.tables import published_figure
-from rcalign.selection import SHOTS, Choice
+from rcalign.selection import SHOTS, ChosenRun
 from rcalign.store.run import Run, describe_run
 
 CURVES_BUDGET = 2_500_000  # characters of JSON; chosen runs come first, what does not fit is left out and said
@@ -141,7 +141,7 @@ def _comparisons(tables: Sequence[Results]) -> dict[str, dict[str, dict[str, Any
     return found
 
 
-def _command(choice: Choice) -> str:
+def _command(choice: ChosenRun) -> str:
     """What trains the chosen run again, where it is one of ours."""
     run = choice.run
     if run.config is None:
