@@ -10,8 +10,8 @@ from typing import Any
 from rcalign.files import write_whole
 from rcalign.store.read_runs import RunCollection, read_runs
 from rcalign.store.results import RunResult
-from rcalign.store.run import Run
 from rcalign.store.run_folder import Record
+from rcalign.store.run_view import Run
 from rcalign.training.tracking import read_tracking
 
 DIGITS = 6

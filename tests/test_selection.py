@@ -15,8 +15,8 @@ from rcalign.errors import InputError
 from rcalign.selection import RULES, ChosenRun, Missing, choose, choose_per_trial, get_rule, rank, tune_then_repeat
 from rcalign.store.other_programs import boda_run
 from rcalign.store.read_runs import read_runs
-from rcalign.store.run import Run
 from rcalign.store.run_folder import Record
+from rcalign.store.run_view import Run
 
 # domainbed-sweep/expected-tables.txt: what DomainBed's own program prints for that sweep
 EXPECTED = {

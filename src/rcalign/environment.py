@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from rcalign import __version__
 from rcalign.errors import InputError
 from rcalign.store import locks
-from rcalign.store.places import cache_root, data_root
+from rcalign.store.places import default_cache_root, default_data_root
 
 NOT_FOR_USERS = ("all", "dev", "docs")  # extras that make no feature work
 LITTLE_DISK = 2**30  # bytes: below this a training will soon find no room
@@ -41,8 +41,8 @@ def check_environment() -> dict[str, Any]:
     packages, extras = _packages()
     devices = _devices()
     places = [
-        _place("cache", cache_root(), "RCALIGN_CACHE"),
-        _place("data", data_root(), "RCALIGN_DATA"),
+        _place("cache", default_cache_root(), "RCALIGN_CACHE"),
+        _place("data", default_data_root(), "RCALIGN_DATA"),
         _place("models of the Hugging Face hub", _hub_cache(), "HF_HOME"),
         _place("this folder", Path.cwd(), None),
     ]

@@ -45,7 +45,7 @@ from rcalign.data.column_encoder import encode_columns
 from rcalign.data.columns import Encoding, Table, is_gap, read_columns
 from rcalign.data.source import Arrays, Dataset, fingerprint
 from rcalign.data.sources.arrays import from_arrays
-from rcalign.data.sources.files import dataset_of_files
+from rcalign.data.sources.image_files import dataset_of_files
 from rcalign.data.sources.table import Roles, frame_columns, infer_columns, is_frame
 from rcalign.data.splits import Splits, mdlt_rule
 from rcalign.data.stream import decoded_batches

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rcalign.errors import InputError, unknown
-from rcalign.store.run import Run
 from rcalign.store.run_folder import Record
+from rcalign.store.run_view import Run
 
 SHOTS = ("many", "medium", "few", "zero")
 

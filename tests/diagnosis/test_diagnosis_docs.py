@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rcalign.diagnosis import results
+from rcalign.diagnosis import findings
 
 PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
 
@@ -19,15 +19,15 @@ def test_the_examples_run() -> None:
 
 
 NUMBERS = {
-    results.HeldOut: "risk support_risk gap prior_part feature_part unsupported_part unsupported_mass prior_bound "
+    findings.HeldOut: "risk support_risk gap prior_part feature_part unsupported_part unsupported_mass prior_bound "
     "feature_bound unsupported_bound bound tight_bound",
-    results.Chain: "supported_mass distance via_centroids transport_cost scatter alignment_loss "
+    findings.Chain: "supported_mass distance via_centroids transport_cost scatter alignment_loss "
     "alignment_loss_as_trained phi phi_bound log_count diameter diameter_seen steps chained risk_bound",
-    results.MixtureFit: "weights distance source_risk guarantee label_jump weights_from weights_exact assumption",
-    results.Target: "verdict left reference floor p",
-    results.PriorEstimates: "em bbse agree condition_number left allowed",
-    results.Distance: "value error lower upper exact",
-    results.Contraction: "share",
+    findings.MixtureFit: "weights distance source_risk guarantee label_jump weights_from weights_exact assumption",
+    findings.Target: "verdict left reference floor p",
+    findings.PriorEstimates: "em bbse agree condition_number left allowed",
+    findings.Distance: "value error lower upper exact",
+    findings.Contraction: "share",
 }
 
 

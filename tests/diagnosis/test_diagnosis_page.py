@@ -19,6 +19,7 @@ from worlds import world
 
 from rcalign.diagnosis import (
     Diagnosis,
+    charts,
     contraction,
     diagnose_features,
     render_html,
@@ -27,8 +28,7 @@ from rcalign.diagnosis import (
     to_json,
     tracking,
 )
-from rcalign.diagnosis.html import charts
-from rcalign.diagnosis.html.page import _figures
+from rcalign.diagnosis.html_page import _figures
 
 NASTY = [
     "<script>document.title='broken'</script>",

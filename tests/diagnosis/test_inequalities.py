@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worlds import violations, world
 
-from rcalign.diagnosis import bound, diagnose_features, report, transport
+from rcalign.diagnosis import bound, diagnose, diagnose_features, transport
 
 anything = st.fixed_dictionaries(
     {
@@ -84,19 +84,19 @@ def _shrunk(function: Callable[..., transport.Distance]) -> Callable[..., transp
 
 
 MUTATIONS: dict[str, tuple[Any, str, Any]] = {
-    "the head's Lipschitz constant is too small": (report, "head_lipschitz", _smaller(bound.head_lipschitz, 0.3)),
-    "the logits' Lipschitz constant is too small": (report, "logit_lipschitz", _smaller(bound.logit_lipschitz, 0.3)),
+    "the head's Lipschitz constant is too small": (diagnose, "head_lipschitz", _smaller(bound.head_lipschitz, 0.3)),
+    "the logits' Lipschitz constant is too small": (diagnose, "logit_lipschitz", _smaller(bound.logit_lipschitz, 0.3)),
     "the diameter of the unit ball is too small": (bound, "DIAMETER", 1.2),
-    "a distance is halved": (report, "wasserstein", _shrunk(transport.wasserstein)),
-    "labels do not count in Theorem 3": (report, "_largest_difference", lambda samples: 0.0),
+    "a distance is halved": (diagnose, "wasserstein", _shrunk(transport.wasserstein)),
+    "labels do not count in Theorem 3": (diagnose, "_largest_difference", lambda samples: 0.0),
     "the support mixture is not the one of the risk": (
-        report,
+        diagnose,
         "split_gap",
         lambda *args: report_split(*args[:4], np.full(len(args[4]), 1.0 / len(args[4])), args[5]),
     ),
-    "features are not of unit length in Theorem 2": (report, "unit", lambda features: 3.0 * bound.unit(features)),
+    "features are not of unit length in Theorem 2": (diagnose, "unit", lambda features: 3.0 * bound.unit(features)),
 }
-report_split = report.split_gap
+report_split = diagnose.split_gap
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

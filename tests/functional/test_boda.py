@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rcalign.functional import mahalanobis as ma
-from rcalign.functional.boda import boda_loss, euclidean_distances, pair_means
+from rcalign.functional.boda_loss import boda_loss, euclidean_distances, pair_means
 from rcalign.functional.rotation import turned
 
 DOMAINS, CLASSES, WIDTH = 3, 3, 5

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rcalign.functional.bottleneck import domain_bottleneck
 from rcalign.functional.disentangling import domain_weighted_contrast
-from rcalign.functional.transfer import (
+from rcalign.functional.transferability import (
     fitted_classifier,
     hessian_product,
     into_ball,

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, Network
-from rcalign.functional.boda import boda_loss, euclidean_distances
+from rcalign.functional.boda_loss import boda_loss, euclidean_distances
 from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.imbalance import (
     effective_number_weights,

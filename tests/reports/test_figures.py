@@ -28,8 +28,8 @@ from rcalign.reports.figures import (
 from rcalign.reports.report import make_report
 from rcalign.reports.tables import comparison_table, main_table, published_figure
 from rcalign.store.read_runs import RunCollection
-from rcalign.store.run import Run
 from rcalign.store.run_folder import Record
+from rcalign.store.run_view import Run
 from rcalign.store.sweep_folder import SweepFolder
 from reports.conftest import DOMAINS
 

@@ -19,8 +19,8 @@ from rcalign.reports.html import make_page
 from rcalign.reports.report import Report, make_report
 from rcalign.reports.tables import all_tables
 from rcalign.store.read_runs import RunCollection
-from rcalign.store.run import Run
 from rcalign.store.run_folder import Record
+from rcalign.store.run_view import Run
 from rcalign.store.sweep_folder import SweepFolder
 from reports.conftest import CLASSES, DOMAINS
 

@@ -13,8 +13,8 @@ from rcalign.reports.report import Report, make_report, only
 from rcalign.reports.tables import all_tables, comparison_table, main_table
 from rcalign.reports.watching import watched
 from rcalign.store.read_runs import RunCollection
-from rcalign.store.run import Run
 from rcalign.store.run_folder import Record
+from rcalign.store.run_view import Run
 from rcalign.store.sweep_folder import SweepFolder
 
 DOMAINS = ("a", "b")

@@ -27,7 +27,7 @@ from torch import Tensor
 from rcalign.algorithms.boda_r import BoDAr
 from rcalign.errors import InputError
 from rcalign.functional import mahalanobis as ma
-from rcalign.functional.boda import blend
+from rcalign.functional.boda_loss import blend
 from rcalign.registry import Traits, register
 from rcalign.spaces import Field, LogUniform
 

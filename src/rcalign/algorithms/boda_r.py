@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.errors import InputError
-from rcalign.functional.boda import blend, boda_loss, euclidean_distances, pair_means
+from rcalign.functional.boda_loss import blend, boda_loss, euclidean_distances, pair_means
 from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.moments import moment_gap
 from rcalign.registry import Traits, register

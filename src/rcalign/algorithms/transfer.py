@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.functional.classification import domain_cross_entropy
-from rcalign.functional.transfer import into_ball, largest_gap
+from rcalign.functional.transferability import into_ball, largest_gap
 from rcalign.registry import register
 from rcalign.spaces import At, Choice, Field, LogUniform, Uniform
 from rcalign.types import Batch

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from rcalign.algorithms.annealing import in_long_runs
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.functional.transfer import (
+from rcalign.functional.transferability import (
     fitted_classifier,
     inverse_hessian_series,
     transfer_risks,

@@ -24,7 +24,7 @@ def complete_data(incomplete: str) -> list[str]:
     """Names of data sets, and files and folders that may be data."""
     from rcalign.data.sources import named
 
-    names = [name for name in named.names() if name.startswith(incomplete)]
+    names = [name for name in named.source_names() if name.startswith(incomplete)]
     return [*names, *_paths(incomplete, (".csv", ".npz", ".parquet"))]
 
 

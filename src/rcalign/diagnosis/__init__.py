@@ -1,13 +1,13 @@
 """Why a model will fail on a new domain: arrays in, a frozen result out. See docs/diagnosis.md for every number."""
 
-from rcalign.diagnosis.html import render_html
+from rcalign.diagnosis.along_training import contraction, tracking
+from rcalign.diagnosis.diagnose import diagnose_features
+from rcalign.diagnosis.findings import Diagnosis, to_dict, to_json
+from rcalign.diagnosis.html_page import render_html
 from rcalign.diagnosis.inputs import FeatureSet, load_features
+from rcalign.diagnosis.output_formats import ENDINGS, render_diagnosis
 from rcalign.diagnosis.priors import adapt_priors, estimate_priors
-from rcalign.diagnosis.render import ENDINGS, render_diagnosis
-from rcalign.diagnosis.report import diagnose_features
-from rcalign.diagnosis.results import Diagnosis, to_dict, to_json
 from rcalign.diagnosis.terminal import render_terminal
-from rcalign.diagnosis.tracking import contraction, tracking
 from rcalign.diagnosis.transport import Distance, cloud, wasserstein
 
 __all__ = [

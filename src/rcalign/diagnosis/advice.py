@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rcalign.diagnosis.results import Advice, Answer, Diagnosis, HeldOut, PriorEstimates, Target
+from rcalign.diagnosis.findings import Advice, Answer, Diagnosis, HeldOut, PriorEstimates, Target
 
 SMALL = 0.05  # a gap below this share of the support risk, or below TINY, is not worth acting on
 TINY = 0.01

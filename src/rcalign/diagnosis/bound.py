@@ -14,17 +14,12 @@ the share of j in P_S,c, Phi(z) = log of the sum of exp(-d(z, mu) / T) over the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from rcalign.diagnosis.results import Chain, Lipschitz, Step
-from rcalign.diagnosis.transport import Distance, cloud, euclidean, wasserstein
+from rcalign.diagnosis.findings import Chain, Lipschitz, Step
+from rcalign.diagnosis.transport import Array, Distance, cloud, euclidean, wasserstein
 from rcalign.errors import unknown
-
-Array = NDArray[Any]
 
 HEAD_SPACE = "features as the head reads them"
 LOGIT_SPACE = "centred logits"

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
-from rcalign.diagnosis.transport import row_keys
+from rcalign.diagnosis.transport import Array, row_keys
 from rcalign.errors import InputError, unknown
-
-Array = NDArray[Any]
 
 FIELDS = ("features", "labels", "domains", "logits", "head_weight", "head_bias", "class_names", "domain_names")
 HEAD_TOLERANCE = 1e-3  # logits may come from a network in half precision

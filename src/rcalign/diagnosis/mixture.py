@@ -17,17 +17,13 @@ The weights come from the features in both cases, so they do not change when lab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import linprog
 
-from rcalign.diagnosis.results import MixtureFit
-from rcalign.diagnosis.transport import EXACT_PAIRS, Cloud, cloud, euclidean, ground, wasserstein
-
-Array = NDArray[Any]
+from rcalign.diagnosis.findings import MixtureFit
+from rcalign.diagnosis.transport import EXACT_PAIRS, Array, Cloud, cloud, euclidean, ground, wasserstein
 
 FIT_PAIRS = 80_000  # target rows x source rows of the linear programme: a second
 FRESH = 3  # fresh samples of the mixture whose distance is shown beside the target's

@@ -18,16 +18,13 @@ samples drawn from the weighted sources themselves.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import softmax
 
-from rcalign.diagnosis.results import Interval, PriorEstimates
+from rcalign.diagnosis.findings import Interval, PriorEstimates
+from rcalign.diagnosis.transport import Array
 from rcalign.errors import InputError
-
-Array = NDArray[Any]
 
 _FLOOR = 1e-12  # a prior of zero is taken for this, so that adapted logits stay finite
 _RESIDUAL_ROWS = 600  # of the sources, and of the target, that the check of label shift reads

@@ -12,14 +12,13 @@ an identity, not a bound.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rcalign.diagnosis.transport import Array
 from rcalign.errors import unknown
 
-Array = NDArray[Any]
 Support = Literal["domains", "samples", "classes"]
 SUPPORTS: tuple[str, ...] = ("domains", "samples", "classes")
 

@@ -4,16 +4,12 @@ its samples are like nothing in the sources."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from rcalign.diagnosis.results import Expected, Unusual
-from rcalign.diagnosis.transport import euclidean
-
-Array = NDArray[Any]
+from rcalign.diagnosis.findings import Expected, Unusual
+from rcalign.diagnosis.transport import Array, euclidean
 
 NEIGHBOURS = 5
 MOST_UNUSUAL = 20

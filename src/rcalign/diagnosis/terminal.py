@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rcalign.diagnosis.advice import answers
-from rcalign.diagnosis.results import Correlation, Diagnosis, HeldOut, MixtureFit, PriorEstimates, Target
+from rcalign.diagnosis.findings import Correlation, Diagnosis, HeldOut, MixtureFit, PriorEstimates, Target
 from rcalign.diagnosis.transport import Distance
 
 SIGNS = {

@@ -24,11 +24,11 @@ from rcalign.evaluation.metrics import softmax
 from rcalign.exports.card import model_card
 from rcalign.files import write_whole
 from rcalign.fit.conformal import PredictionSets, abstention, learn_sets
+from rcalign.fit.data_overview import DataOverview, summarise_data
 from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_method, expect
 from rcalign.fit.final import Length, calibrate, length, temperature_of, train_default, train_final
+from rcalign.fit.fit_page import render_page
 from rcalign.fit.folds import Fold, left_out
-from rcalign.fit.look import DataOverview, summarise_data
-from rcalign.fit.page import render_page
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
 from rcalign.fit.search import Clock, Round, Search, candidate_json, interrupt_after, start_seconds, workers_for
 from rcalign.interrupts import asked_to_stop

@@ -20,7 +20,7 @@ from rcalign.evaluation.metric_table import Metric, known_metrics
 from rcalign.selection import SHOTS, ChosenRun, Missing, Rule, choose_per_trial, get_rule, tune_then_repeat
 from rcalign.store.names import name_key
 from rcalign.store.read_runs import RunCollection
-from rcalign.store.run import Run
+from rcalign.store.run_view import Run
 
 AVERAGE, WORST = "average", "worst"
 CONFIDENCE = 0.95

@@ -12,7 +12,7 @@ from rcalign.reports.figures import Results, default_baseline, results
 from rcalign.reports.tables import ResultTable, all_tables, definitions, missing_lines
 from rcalign.store.names import name_key
 from rcalign.store.read_runs import RunCollection, read_runs
-from rcalign.store.run import Run
+from rcalign.store.run_view import Run
 
 COMPARE = ("published",)
 SHOWN_LOSSES = 5  # algorithms that a note names

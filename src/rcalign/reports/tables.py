@@ -32,7 +32,7 @@ from rcalign.reports.figures import (
 from rcalign.reports.published import PublishedFigure
 from rcalign.selection import SHOTS
 from rcalign.store.names import name_key
-from rcalign.store.run import Run
+from rcalign.store.run_view import Run
 
 DEFINITIONS = (
     "Accuracies in per cent: mean over trials ± standard error (population standard deviation over trials / √trials; "

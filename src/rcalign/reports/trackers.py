@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rcalign.errors import InputError
 from rcalign.reports.report import Report
-from rcalign.store.run import Run
 from rcalign.store.run_folder import Record
+from rcalign.store.run_view import Run
 
 
 def tensorboard(report: Report, out: Path | str) -> int:

@@ -18,8 +18,8 @@ import numpy as np
 
 from rcalign.errors import InputError
 from rcalign.store.json_files import read_lines
-from rcalign.store.run import Run
 from rcalign.store.run_folder import Record
+from rcalign.store.run_view import Run
 
 # The order in which both programs number the domains of a data set: their rows say only env0, env1, ...
 DOMAINS = {

@@ -15,8 +15,8 @@ from rcalign.errors import InputError
 from rcalign.store import other_programs
 from rcalign.store.names import short_data_name
 from rcalign.store.results import RunResult
-from rcalign.store.run import Run, describe_run
 from rcalign.store.run_folder import Record, RunConfig, RunFolder, read_config
+from rcalign.store.run_view import Run, describe_run
 from rcalign.store.sweep_folder import SweepFolder
 
 # what says which run it is among those of an experiment, not how it was made

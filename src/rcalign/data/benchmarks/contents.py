@@ -16,7 +16,7 @@ from rcalign.data.benchmarks.facts import Benchmark, Edition
 from rcalign.data.benchmarks.place import data_root, is_stand_in, stand_in_note
 from rcalign.data.picture import SUFFIXES
 from rcalign.data.source import SPLITS, Dataset, listed
-from rcalign.data.sources.files import dataset_of_files
+from rcalign.data.sources.image_files import dataset_of_files
 from rcalign.errors import InputError
 
 SHOWN = 20  # problems that are spelled out

@@ -23,7 +23,7 @@ from rcalign.data.benchmarks.archives import Entry, is_archive, open_source
 from rcalign.data.benchmarks.place import data_root, disk_errors, is_stand_in, locked, stand_in_note
 from rcalign.data.picture import SUFFIXES
 from rcalign.data.source import Dataset
-from rcalign.data.sources.files import dataset_of_files
+from rcalign.data.sources.image_files import dataset_of_files
 from rcalign.errors import InputError
 
 FOLDER = "spawrious224"

@@ -12,13 +12,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from rcalign.data.sources import arrays, benchmarks, emoji, folder, hub, manifest, table
+from rcalign.data.sources import arrays, benchmark_sources, emoji, folder, hub, manifest, table
 from rcalign.data.sources.named import entries, is_name, load, looks_like_name, register_source, source_names
 from rcalign.extensions import import_entry_points
 
 __all__ = [
     "arrays",
-    "benchmarks",
+    "benchmark_sources",
     "emoji",
     "entries",
     "folder",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rcalign.data.picture import SUFFIXES
 from rcalign.data.source import Dataset, check_spelling, listed, natural_key
-from rcalign.data.sources.files import dataset_of_files
+from rcalign.data.sources.image_files import dataset_of_files
 from rcalign.errors import InputError
 
 

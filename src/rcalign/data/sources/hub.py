@@ -23,7 +23,7 @@ from typing import Any
 from rcalign.data.benchmarks.parquet import DOMAIN, IMAGE, LABEL, suffix_of
 from rcalign.data.cache import cache_disk_errors, cache_root, process_lock, remember
 from rcalign.data.source import Dataset, check_spelling
-from rcalign.data.sources.files import dataset_of_files
+from rcalign.data.sources.image_files import dataset_of_files
 from rcalign.errors import InputError, unknown
 from rcalign.store.json_files import read_json
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from rcalign.data.source import SPLITS, Dataset, check_spelling
-from rcalign.data.sources.files import dataset_of_files
+from rcalign.data.sources.image_files import dataset_of_files
 from rcalign.errors import InputError
 
 REQUIRED = ("path", "label", "domain")

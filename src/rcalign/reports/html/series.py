@@ -23,7 +23,7 @@ from rcalign.reports.figures import (
 from rcalign.reports.report import Report
 from rcalign.reports.tables import published_figure
 from rcalign.selection import SHOTS, ChosenRun
-from rcalign.store.run import Run, describe_run
+from rcalign.store.run_view import Run, describe_run
 
 CURVES_BUDGET = 2_500_000  # characters of JSON; chosen runs come first, what does not fit is left out and said
 CONFUSIONS_BUDGET = 1_500_000

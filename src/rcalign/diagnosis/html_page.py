@@ -1,4 +1,4 @@
-"""The page: template, style, scripts and the figures in one string."""
+"""The page of a diagnosis: template, style, scripts and figures in one string that asks nothing of the network."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from rcalign.diagnosis import charts
 from rcalign.diagnosis.advice import answers, main_subject
-from rcalign.diagnosis.html import charts
-from rcalign.diagnosis.results import Diagnosis
+from rcalign.diagnosis.findings import Diagnosis
 from rcalign.diagnosis.terminal import correlation_text
 from rcalign.diagnosis.transport import Distance
 from rcalign.pages import chart_script, chart_style, embedded

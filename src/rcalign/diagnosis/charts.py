@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rcalign.diagnosis.results import (
+from rcalign.diagnosis.findings import (
     ClassShift,
     Contraction,
     Diagnosis,

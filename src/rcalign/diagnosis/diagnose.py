@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import softmax
 
 from rcalign.diagnosis.advice import advise
@@ -23,10 +22,7 @@ from rcalign.diagnosis.bound import (
     theorem_2,
     unit,
 )
-from rcalign.diagnosis.inputs import Problem, Samples, checked_samples
-from rcalign.diagnosis.mixture import RULE, fit_mixture, verdict
-from rcalign.diagnosis.priors import estimate_priors
-from rcalign.diagnosis.results import (
+from rcalign.diagnosis.findings import (
     ClassShift,
     Diagnosis,
     Expected,
@@ -38,12 +34,13 @@ from rcalign.diagnosis.results import (
     Target,
     Unusual,
 )
+from rcalign.diagnosis.inputs import Problem, Samples, checked_samples
+from rcalign.diagnosis.mixture import RULE, fit_mixture, verdict
+from rcalign.diagnosis.priors import estimate_priors
 from rcalign.diagnosis.shift import SUPPORTS, Split, split_gap, support_weights
 from rcalign.diagnosis.target import expected_accuracy, unusual_samples
-from rcalign.diagnosis.transport import EXACT_PAIRS, Distance, cloud, wasserstein
+from rcalign.diagnosis.transport import EXACT_PAIRS, Array, Distance, cloud, wasserstein
 from rcalign.errors import InputError, unknown
-
-Array = NDArray[Any]
 
 PICTURE_SAMPLES = 250  # of each domain
 

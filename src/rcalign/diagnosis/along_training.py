@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import pearsonr
 
-from rcalign.diagnosis.results import Contraction, Correlation, Tracking
+from rcalign.diagnosis.findings import Contraction, Correlation, Tracking
+from rcalign.diagnosis.transport import Array
 from rcalign.errors import InputError
-
-Array = NDArray[Any]
 
 SETTLED_FROM = 200  # the paper's figure
 

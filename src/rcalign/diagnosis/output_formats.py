@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from rcalign.diagnosis.html import render_html
-from rcalign.diagnosis.results import Diagnosis, to_json
+from rcalign.diagnosis.findings import Diagnosis, to_json
+from rcalign.diagnosis.html_page import render_html
 from rcalign.diagnosis.terminal import render_terminal
 
 ENDINGS = {"terminal": (".txt",), "json": (".json",), "html": (".html", ".htm")}

@@ -11,7 +11,7 @@ from PIL import Image
 from rcalign.data import loading
 from rcalign.data.source import Arrays, Dataset, from_names
 from rcalign.data.sources.table import Roles, from_columns
-from rcalign.fit.look import copies_across_domains, feature_shift, prior_shift, summarise_data
+from rcalign.fit.data_overview import copies_across_domains, feature_shift, prior_shift, summarise_data
 
 
 def made(prior: float, feature: float, rows: int = 240, domains: int = 4, seed: int = 0) -> Dataset:
