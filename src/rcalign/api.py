@@ -36,6 +36,7 @@ from rcalign.predictions import Predictions, SourceOutputs, TargetOutputs, targe
 from rcalign.store.names import file_name
 from rcalign.store.run_folder import RunFolder
 from rcalign.training import job
+from rcalign.training.callbacks import Callback
 from rcalign.training.options import DEFAULT_ALGORITHM, checked_option, train_options
 from rcalign.training.tracking import read_tracking
 from rcalign.training.trained import TrainedModel, load_trained
@@ -49,14 +50,16 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> dict[str, Any]:
     """Trains one model and returns its result (also written to ``result.json`` in the run folder ``out``).
 
     data: a folder domain/class/image, a CSV manifest, an .npz, or a name such as "emoji". test_domains: held out under
-    protocol "lodo"; under "mdlt" all domains train and are tested. resume: go on with the run in ``out``. options: the
-    other fields of ``rcalign.training.options.TrainOptions``, which are those of ``rcalign train``; ``hparams`` are the
-    algorithm's own, by field name.
+    protocol "lodo"; under "mdlt" all domains train and are tested. resume: go on with the run in ``out``. callbacks:
+    follow the run while it trains (``rcalign.training.callbacks.Callback``), beside the loggers that the option ``log``
+    names. options: the other fields of ``rcalign.training.options.TrainOptions``, which are those of ``rcalign train``;
+    ``hparams`` are the algorithm's own, by field name.
 
     >>> import tempfile
     >>> rng = np.random.default_rng(0)
@@ -72,10 +75,15 @@ def train(
         if chosen.workers > 1 and group.size == 1:
             if isinstance(data, Dataset):
                 raise InputError("with several `workers`, give data by path or name: each worker loads them.")
+            if callbacks:
+                raise InputError(
+                    "with several `workers`, name callbacks in `log` as module:Class: a worker makes them."
+                )
             from rcalign.sweeps.train_on_ray import train_on_workers
 
             return train_on_workers(data, chosen, out=out, resume=resume, progress=progress)
-        return job.run_job(data, chosen, out=out, resume=resume, progress=progress and group.is_first)
+        shown = progress and group.is_first
+        return job.run_job(data, chosen, out=out, resume=resume, progress=shown, callbacks=callbacks)
 
 
 def evaluate(

@@ -54,6 +54,7 @@ from rcalign.evaluation.evaluate import BATCH
 from rcalign.evaluation.metrics import softmax
 from rcalign.registry import RegisteredAlgorithm
 from rcalign.store.run_folder import RunFolder
+from rcalign.training.callbacks import make_callbacks
 from rcalign.training.job import prepare_run
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions, described, in_estimators
@@ -72,6 +73,7 @@ _PARAMETERS: dict[str, Any] = {  # name -> default
     "class_weight": None,
     "validation_fraction": 0.2,
     "random_state": 0,
+    "callbacks": None,
     "verbose": False,
 }
 
@@ -105,6 +107,8 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
     - validation_fraction: share of each (domain, class) pair's rows that choose the checkpoint and the temperature of
       the probabilities instead of training.
     - random_state: an int repeats to the bit on the same machine.
+    - log: "wandb", or with a place of their own "tensorboard=FOLDER", "mlflow=FOLDER": there is no run folder.
+    - callbacks: a list of ``rcalign.training.callbacks.Callback``, which follow the training.
     - verbose: show a progress bar.
     - any other name: a hyperparameter of the algorithm, as ``rcalign algorithms NAME`` lists them.
 
@@ -183,6 +187,7 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         entry = self._entry(domains is None)
         self.algorithm_ = entry.name
         options = self._options(entry)
+        callbacks = [*make_callbacks(options.log), *(self.callbacks or ())]
         dataset = self._dataset(X, labels, *self._domains(domains, len(labels)))
         splits = _divided(dataset, self.validation_fraction, options.seed)
         job = prepare_run(options, dataset, splits=splits, progress=bool(self.verbose))
@@ -190,7 +195,15 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         self.encoding_: Encoding | None = task.encoding
         with tempfile.TemporaryDirectory(prefix="rcalign-") as folder:
             try:
-                model, result = complete(task, job.config, RunFolder(folder), job.hparams, progress=bool(self.verbose))
+                model, result = complete(
+                    task,
+                    job.config,
+                    RunFolder(folder),
+                    job.hparams,
+                    progress=bool(self.verbose),
+                    callbacks=callbacks,
+                    keeps_folder=False,
+                )
             except Interrupted:
                 raise KeyboardInterrupt from None
         model.optimizers = {}  # nothing is trained any more, and they are twice as large as the network

@@ -56,6 +56,8 @@ PAGES = [
 def test_a_guide_runs(page: Path) -> None:
     if page.stem == "images":
         pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    if page.stem == "logging":
+        pytest.importorskip("tensorboard", reason="the extra 'exports' is not installed")
     run_page(page)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from rcalign import api
 from rcalign.errors import InputError
-from rcalign.reports.trackers import scalars
 from rcalign.store.read_runs import read_runs
 
 
@@ -27,9 +26,9 @@ def test_tensorboard_reads_the_same_numbers(folder: Path, tmp_path: Path) -> Non
     for run in runs:
         events = EventAccumulator(str(tmp_path / "tb" / f"rows-{run.algorithm}-trial{run.trial}-draw{run.draw}"))
         events.Reload()
-        for tag in {tag for record in run.records for tag in scalars(record)}:
+        for tag in {tag for record in run.records for tag in record.scalars()}:
             found = [(event.step, event.value) for event in events.Scalars(tag)]
-            values = [(record.step, scalars(record)[tag]) for record in run.records if tag in scalars(record)]
+            values = [(record.step, record.scalars()[tag]) for record in run.records if tag in record.scalars()]
             expected = [(step, pytest.approx(value, rel=1e-6)) for step, value in values]
             assert found == expected
         assert f"hparams/learning_rate: {run.hparams['learning_rate']}" in str(events.Tensors("run/text_summary"))

@@ -5,16 +5,14 @@ Both packages are extras; each is asked for only when it is used.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rcalign.errors import InputError
 from rcalign.reports.report import Report
-from rcalign.store.run_folder import Record
 from rcalign.store.run_view import Run
+from rcalign.training.callbacks import mlflow_environment, mlflow_name, not_installed
 
 
 def tensorboard(report: Report, out: Path | str) -> int:
@@ -25,13 +23,13 @@ def tensorboard(report: Report, out: Path | str) -> int:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise _not_installed("tensorboard") from None
+        raise not_installed("tensorboard", "tensorboard") from None
     runs = _evaluated(report)
     folder = _empty(out)
     for name, run in runs.items():
         writer = SummaryWriter(str(folder / name))
         for record in run.records:
-            for tag, value in scalars(record).items():
+            for tag, value in record.scalars().items():
                 writer.add_scalar(tag, value, record.step)
         about = {**_about(report, run), **{f"hparams/{key}": str(value) for key, value in run.hparams.items()}}
         writer.add_text("run", "\n".join(f"- {key}: {value}" for key, value in about.items()))
@@ -46,23 +44,23 @@ def mlflow(report: Report, out: Path | str) -> int:
     files is meant).
     """
     runs = _evaluated(report)
-    with _environment(MLFLOW_ALLOW_FILE_STORE="true", MLFLOW_DISABLE_TELEMETRY="true"):
+    with mlflow_environment():
         try:
             from mlflow.entities import Metric, Param, RunTag
             from mlflow.tracking import MlflowClient
         except ImportError:
-            raise _not_installed("mlflow") from None
+            raise not_installed("mlflow", "mlflow-skinny") from None
         folder = _empty(out)
         client = MlflowClient(tracking_uri=folder.absolute().as_uri())
-        experiment = client.create_experiment(_mlflow_name(report.sweep.name))
+        experiment = client.create_experiment(mlflow_name(report.sweep.name))
         for name, run in runs.items():
             number = client.create_run(experiment, start_time=0, run_name=name).info.run_id
             metrics = [
-                Metric(_mlflow_name(tag), value, timestamp=record.step, step=record.step)
+                Metric(mlflow_name(tag), value, timestamp=record.step, step=record.step)
                 for record in run.records
-                for tag, value in scalars(record).items()
+                for tag, value in record.scalars().items()
             ]
-            params = [Param(_mlflow_name(key), str(value)[:500]) for key, value in run.hparams.items()]
+            params = [Param(mlflow_name(key), str(value)[:500]) for key, value in run.hparams.items()]
             tags = [RunTag(key, value) for key, value in _about(report, run).items()]
             client.log_batch(number, params=params, tags=tags)
             for start in range(0, len(metrics), 1000):  # MLflow's limit for one call
@@ -72,20 +70,6 @@ def mlflow(report: Report, out: Path | str) -> int:
 
 
 EXPORTS: dict[str, Callable[[Report, Path | str], int]] = {"tensorboard": tensorboard, "mlflow": mlflow}
-
-
-def scalars(record: Record) -> dict[str, float]:
-    """The numbers of one evaluation by name; those of averaged weights under a name of their own.
-
-    >>> record = Record(step=1, loss=None, metrics={"accuracy": {"a": {"val": 0.5}}}, validation=0.5, averaged=True)
-    >>> scalars(record)
-    {'averaged/validation': 0.5, 'averaged/accuracy/a/val': 0.5}
-    """
-    values = {"validation": record.validation, **({} if record.loss is None else {"loss": record.loss})}
-    for what, table in record.metrics.items():
-        values |= {f"{what}/{domain}/{part}": value for domain, parts in table.items() for part, value in parts.items()}
-    values |= {f"logs/{name}": value for name, value in record.logs.items()}
-    return {f"averaged/{name}": value for name, value in values.items()} if record.averaged else values
 
 
 def _evaluated(report: Report) -> dict[str, Run]:
@@ -118,11 +102,6 @@ def _about(report: Report, run: Run) -> dict[str, str]:
     }
 
 
-def _mlflow_name(name: str) -> str:
-    """MLflow takes letters, digits, spaces and a few signs."""
-    return re.sub(r"[^\w\-. /]", "_", name)
-
-
 def _empty(out: Path | str) -> Path:
     """A new folder: events beside those of an earlier export would be shown twice."""
     folder = Path(out)
@@ -130,21 +109,3 @@ def _empty(out: Path | str) -> Path:
         raise InputError(f"'{folder}' is not an empty folder: give another `out` to export to.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _not_installed(name: str) -> InputError:
-    return InputError(f"{name} is not installed: pip install 'rcalign[exports]'.")
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

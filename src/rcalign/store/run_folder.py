@@ -92,6 +92,21 @@ class Record:
         """Domain -> part -> accuracy: what checkpoints and runs are chosen by."""
         return self.metrics["accuracy"]
 
+    def scalars(self) -> dict[str, float]:
+        """The numbers of the evaluation by name; those of averaged weights under a name of their own.
+
+        >>> metrics = {"accuracy": {"a": {"val": 0.5}}}
+        >>> Record(step=1, loss=None, metrics=metrics, validation=0.5, averaged=True).scalars()
+        {'averaged/validation': 0.5, 'averaged/accuracy/a/val': 0.5}
+        """
+        values = {"validation": self.validation, **({} if self.loss is None else {"loss": self.loss})}
+        for what, table in self.metrics.items():
+            values |= {
+                f"{what}/{domain}/{part}": value for domain, parts in table.items() for part, value in parts.items()
+            }
+        values |= {f"logs/{name}": value for name, value in self.logs.items()}
+        return {f"averaged/{name}": value for name, value in values.items()} if self.averaged else values
+
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Record:
         """A row of ``records.jsonl``; those of format 1 have fields ``accuracy`` and ``nll``, not ``metrics``.
@@ -231,7 +246,7 @@ def read_config(path: Path | str) -> RunConfig:
         for name in values:
             if name not in known:
                 raise unknown("field of config.json", name, known)
-        for name in ("test_domains", "imports"):
+        for name in ("test_domains", "imports", "log"):
             values[name] = tuple(values.get(name, ()))
         return RunConfig(
             spec=DataSpec(

@@ -23,7 +23,7 @@ from rcalign.spaces import Space
 from rcalign.training.options import in_plans
 
 FORMAT = 1  # of plan.json
-NOT_IN_ID = ("keep", "kept_precision", "accumulate")  # what changes no result, nor the run that it belongs to
+NOT_IN_ID = ("keep", "kept_precision", "accumulate", "log")  # what changes no result, nor the run that it belongs to
 DOMAINBED, TUNE_THEN_REPEAT = "domainbed", "tune-then-repeat"
 SEED_RULES = (DOMAINBED, TUNE_THEN_REPEAT)
 

@@ -178,11 +178,10 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _option(key: str, value: Any) -> Any:
     """The value of an option, as JSON keeps it."""
-    if described()[key].kind is tuple:
-        return list(_names({key: value}, key))
-    _typed(key, value, described()[key].kind)
+    several = described()[key].kind is tuple
+    given = list(_names({key: value}, key)) if several else _typed(key, value, described()[key].kind)
     try:
-        return checked_option(key, value)
+        return list(checked_option(key, given)) if several else checked_option(key, given)
     except InputError as error:
         raise InputError(in_words_of(str(error), str)) from None
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from rcalign.data.sources import hub, named
 from rcalign.data.splits import Splits
 from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
-from rcalign.distributed import together
+from rcalign.distributed import first_alone, together
 from rcalign.errors import InputError, unknown
 from rcalign.extensions import import_modules
 from rcalign.store.names import file_name, short_data_name
 from rcalign.store.run_folder import RunConfig, RunFolder, versions
+from rcalign.training.callbacks import Callback, make_callbacks
 from rcalign.training.options import TrainOptions
 from rcalign.training.run import complete, hparams_of
 from rcalign.training.task import Task, make_task
@@ -49,10 +50,13 @@ def run_job(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Trains one model in the run folder ``out`` and returns its result, as in ``result.json``, with the folder."""
     import_modules(options.imports)
-    registry.get(options.algorithm)  # a wrong name is noticed before the data are read
+    registry.get(options.algorithm)  # a wrong name, or a logger that is not installed, is noticed before data are read
+    loggers: list[Callback] = []
+    first_alone(lambda: loggers.extend(make_callbacks(options.log)))
 
     def ready() -> Job:
         dataset = data
@@ -67,7 +71,10 @@ def run_job(
 
     job = together(ready)
     folder = RunFolder(out if out is not None else default_folder(job.config.data, job.config))
-    _, result = complete(job.task, job.config, folder, job.hparams, resume=resume, progress=progress)
+    followers = [*loggers, *callbacks]
+    _, result = complete(
+        job.task, job.config, folder, job.hparams, resume=resume, progress=progress, callbacks=followers
+    )
     return {**result.to_json(), "folder": str(folder.path)}
 
 

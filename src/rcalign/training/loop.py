@@ -31,6 +31,7 @@ from rcalign.interrupts import asked_to_stop
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import Record, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, recompute_batch_norm
+from rcalign.training.callbacks import Callbacks
 from rcalign.training.fine_tuning import FineTuning
 from rcalign.training.options import TUNING, described, differing
 from rcalign.training.scaling import GradientScale
@@ -67,11 +68,13 @@ def run_loop(
     *,
     averaging: Averaging | None = None,
     tracker: Tracker | None = None,
+    callbacks: Callbacks | None = None,
     resume: bool = False,
     progress: bool = False,
 ) -> RunResult:
     """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result."""
     here = workers()
+    callbacks = callbacks or Callbacks((), folder)
     tuning = _fine_tuning(model, config)
     scale = GradientScale(model.optimizers.values()) if config.precision == "fp16" else None
     at = _restore(model, folder, averaging, scale) if resume and folder.state_file.exists() else HowFar()
@@ -89,8 +92,9 @@ def run_loop(
     if on_cpu and task.inputs.augmentation is not None:  # rows of numbers never need blocks that large
         keep_freed_memory()
     logs: Mapping[str, Tensor | float] = {}
+    first_alone(lambda: callbacks.start(config, model))
     started = time.perf_counter() - at.seconds
-    with asked_to_stop() as asked, _bar(progress and here.is_first) as bar:
+    with callbacks, asked_to_stop() as asked, _bar(progress and here.is_first) as bar:
         line = bar.add_task(config.algorithm, total=config.steps, completed=at.step, figures="")
         for batch in batches.iterate(at.step, config.steps, workers=1):
             if averaging is not None and averaging.finished:
@@ -114,6 +118,7 @@ def run_loop(
                 averaging.update(model.state_dict())
             if tracker is not None and here.is_first:
                 tracker.record(model, at.step)
+            callbacks.step(at.step, logs, due)
             bar.update(line, completed=at.step)
             stopped = asked.is_set()
             if here.size > 1:
@@ -129,6 +134,7 @@ def run_loop(
                     at.best_validation, at.best_step = record.validation, at.step
                 if here.is_first:
                     folder.append(record)
+                    callbacks.evaluation(record)
                     if best:
                         save_weights(folder.best_file, model.state_dict())
                     if config.keep == "every":
@@ -141,7 +147,9 @@ def run_loop(
             if stopped and not last:
                 raise Interrupted(at.step)
         at.seconds = time.perf_counter() - started
-        return _finish(model, task, folder, config, averaging, at, bar)
+        result = _finish(model, task, folder, config, averaging, callbacks, at, bar)
+        callbacks.end(result)
+        return result
 
 
 def _fine_tuning(model: Algorithm, config: RunConfig) -> FineTuning | None:
@@ -158,6 +166,7 @@ def _finish(
     folder: RunFolder,
     config: RunConfig,
     averaging: Averaging | None,
+    callbacks: Callbacks,
     at: HowFar,
     bar: Progress,
 ) -> RunResult:
@@ -176,7 +185,9 @@ def _finish(
     model.load_state_dict(load_weights(folder.best_file))
     parts = task.evaluate(model, bar)
     if averaged is not None and first:  # a row of its own: selection between runs must see what would be used
-        folder.append(make_record(parts, task, at.step, {}, averaged=True))
+        record = make_record(parts, task, at.step, {}, averaged=True)
+        folder.append(record)
+        callbacks.evaluation(record)
     chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
     at.best_step = at.best_step if averaged is None else at.step
     return run_result(parts, model, task, config, at, chosen)

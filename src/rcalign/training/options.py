@@ -11,9 +11,10 @@ import dataclasses
 import functools
 import operator
 import os
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -23,6 +24,25 @@ from rcalign.presets import PRESETS
 DEFAULT_ALGORITHM = "RC-Align"
 PROTOCOL, METHOD, NETWORK, COMPUTING = "Data and protocol", "Method", "Network", "Computing"
 TUNING = "Fine-tuning"
+LOGGERS = ("tensorboard", "wandb", "mlflow")
+
+
+def check_log(words: Iterable[str]) -> None:
+    """Raises an ``InputError`` for a word of the option ``log`` that names no logger; nothing is imported.
+
+    >>> check_log(["tensorboard", "mlflow=runs/store", "my_module:MyLogger"])
+    >>> check_log(["tensorbord"])
+    Traceback (most recent call last):
+    rcalign.errors.InputError: unknown logger 'tensorbord': did you mean 'tensorboard'? Known: mlflow, tensorboard, \
+wandb. Or give one of your own as module:Class.
+    """
+    for word in words:
+        name, mark, place = word.partition("=")
+        if name in LOGGERS:
+            if mark and not place:
+                raise InputError(f"`log` is '{word}', but names no place: write {name}=PLACE, or {name} alone.")
+        elif not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", word):
+            raise unknown("logger", word, LOGGERS, "Or give one of your own as module:Class.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +50,8 @@ class Option:
     """What is known of a field of ``TrainOptions`` beside its type and default.
 
     help: one sentence. group: the heading it stands under in ``--help``. when_none: what None stands for. flag: its
-    name at the command line, where that is not the field's own. minimum, above, maximum, choices: its limits.
+    name at the command line, where that is not the field's own. minimum, above, maximum, choices: its limits. check:
+    raises for what these cannot say.
     in_plan: a sweep file may set it. in_estimator: ``DomainClassifier`` takes it. decides: runs that differ in it are
     different runs, so a folder is not resumed with another value.
     """
@@ -43,6 +64,7 @@ class Option:
     above: float | None = None
     maximum: int | None = None
     choices: tuple[str, ...] | None = None
+    check: Callable[[Any], None] | None = None
     in_plan: bool = True
     in_estimator: bool = True
     decides: bool = True
@@ -290,6 +312,17 @@ class TrainOptions:
         ),
     ] = None
 
+    log: Annotated[
+        tuple[str, ...],
+        Option(
+            help="Log while training: tensorboard, wandb or mlflow, NAME=PLACE to say where, or my_module:MyLogger "
+            "(repeat).",
+            group=COMPUTING,
+            check=check_log,
+            decides=False,
+        ),
+    ] = ()
+
     imports: Annotated[
         tuple[str, ...],
         Option(
@@ -408,6 +441,8 @@ def checked_option(name: str, value: Any) -> Any:
         raise InputError(f"`{name}` is {value}, but must be more than {option.above}.")
     if option.maximum is not None and value > option.maximum:
         raise InputError(f"`{name}` is {value}, but must be at most {option.maximum}.")
+    if option.check is not None:
+        option.check(value)
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from rcalign.registry import RegisteredAlgorithm
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, make_averaging
+from rcalign.training.callbacks import Callback, Callbacks
 from rcalign.training.loop import run_loop
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker
@@ -42,13 +43,17 @@ def complete(
     resume: bool = False,
     progress: bool = False,
     average_from: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    keeps_folder: bool = True,
 ) -> tuple[Algorithm, RunResult]:
     """Trains, resumes or finds finished the run of a folder: the model and its result.
 
     options: the hyperparameters that were asked for, some of which may be the first stage's. The model of a run that
     was found finished has its first weights, not its last. average_from: average the weights from that step on,
-    instead of as the configuration says.
+    instead of as the configuration says. callbacks: follow the run, on the first worker only. keeps_folder: whether
+    the folder stays when the run has ended.
     """
+    callbacks = callbacks if workers().is_first else ()
     # build before the folder exists: a wrong option must leave nothing behind
     model = make_model(task, config)
     check_division(model.hparams.batch_size, config.accumulate)
@@ -62,9 +67,17 @@ def complete(
         result = folder.result()
         if result is None:
             if config.stage_one is not None and not folder.state_file.exists():
-                model.start_from(_stage_one(config, task, folder, options, progress))
+                model.start_from(_stage_one(config, task, folder, options, progress, callbacks, keeps_folder))
             result = run_loop(
-                model, task, folder, config, averaging=averaging, tracker=tracker, resume=resume, progress=progress
+                model,
+                task,
+                folder,
+                config,
+                averaging=averaging,
+                tracker=tracker,
+                callbacks=Callbacks(callbacks, folder, kept=keeps_folder),
+                resume=resume,
+                progress=progress,
             )
             if workers().is_first:
                 folder.finish(result)
@@ -110,7 +123,13 @@ def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:
 
 
 def _stage_one(
-    config: RunConfig, task: Task, folder: RunFolder, options: Mapping[str, Any], progress: bool
+    config: RunConfig,
+    task: Task,
+    folder: RunFolder,
+    options: Mapping[str, Any],
+    progress: bool,
+    callbacks: Sequence[Callback],
+    keeps_folder: bool,
 ) -> dict[str, Tensor]:
     """Runs (or resumes, or finds finished) the first stage in a folder of its own; returns its chosen weights."""
     assert config.stage_one is not None
@@ -131,7 +150,16 @@ def _stage_one(
         if first.result() is None:
             model = make_model(task, first_config)
             averaging = _averaging(first_config, model)
-            result = run_loop(model, task, first, first_config, averaging=averaging, resume=resume, progress=progress)
+            result = run_loop(
+                model,
+                task,
+                first,
+                first_config,
+                averaging=averaging,
+                callbacks=Callbacks(callbacks, first, kept=keeps_folder),
+                resume=resume,
+                progress=progress,
+            )
             if workers().is_first:
                 first.finish(result)
     finally:
