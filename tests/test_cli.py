@@ -119,7 +119,7 @@ def test_each_row_of_the_ablation_is_one_command(rcalign: Run, rows: Path, chang
     assert code == 0, err
 
 
-@pytest.mark.parametrize("kind", ["ema", "swa", "swad"])
+@pytest.mark.parametrize("kind", ["ema", "polynomial", "swa", "swad"])
 def test_weight_averaging_goes_around_any_algorithm(rcalign: Run, rows: Path, tmp_path: Path, kind: str) -> None:
     options = ("--average", kind, "--steps", "40", "--evaluate-every", "5", "--out", "run")
     code, _, err = rcalign("train", rows, "--algorithm", "CORAL", "--test-domain", "1", *options)

@@ -29,7 +29,8 @@ class Traits:
     batch_dependent: a prediction depends on the other rows of its batch (test-batch adaptation).
     balanced_sampling: its batches are drawn class-balanced within each domain.
     stage_one: the algorithm whose run must come first and whose features it starts from.
-    averages: the weight averaging it always uses ("ema", "swa", "swad"), or None.
+    averages: the weight averaging that belongs to it ("ema", "polynomial", "swa", "swad"), or None.
+    averages_when: the hyperparameter that turns that averaging on (None: always).
     images_only: needs image input and a convolutional backbone with stages.
     erm_when: hyperparameters with which a step equals plain training on the mean over domains of the mean loss.
     recipe_part: a first stage that is no method of its own; left out of listings of methods.
@@ -42,10 +43,21 @@ class Traits:
     balanced_sampling: bool = False
     stage_one: str | None = None
     averages: str | None = None
+    averages_when: str | None = None
     images_only: bool = False
     erm_when: tuple[tuple[str, object], ...] | None = None
     recipe_part: bool = False
     alignment: tuple[tuple[str, str], ...] = ()
+
+    def averaging(self, hparams: Mapping[str, Any]) -> str | None:
+        """The weight averaging of a run with these hyperparameters, unless another is asked for.
+
+        >>> Traits(averages="swad").averaging({})
+        'swad'
+        >>> Traits(averages="swad", averages_when="flat").averaging({"flat": False})
+        """
+        on = self.averages_when is None or hparams[self.averages_when]
+        return self.averages if on else None
 
     def alignment_value(self, role: str, hparams: Mapping[str, Any], default: float) -> float:
         """The value of the hyperparameter that has a role in the alignment; the default if none has.

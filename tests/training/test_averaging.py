@@ -5,16 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from rcalign import registry
 from rcalign.checkpoints import load_state, save_state
 from rcalign.errors import InputError
 from rcalign.training.averaging import Averaging, SWADAveraging, make_averaging, recompute_batch_norm
 from toy import batch, make, weights
 
-KINDS: dict[str, dict[str, Any]] = {"ema": {"momentum": 0.9}, "swa": {"start": 3}, "swad": {}}
+KINDS: dict[str, dict[str, Any]] = {
+    "ema": {"momentum": 0.9},
+    "polynomial": {},
+    "swa": {"start": 3},
+    "swad": {},
+}
 each = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -63,6 +70,21 @@ def test_ema_without_memory_is_the_last_iterate_and_otherwise_the_recursion() ->
     stuck = make_averaging("ema", momentum=1.0)
     follow(stuck, [0.0] * 3)
     assert value(stuck) == 1.0
+
+
+@pytest.mark.parametrize("power", [0, 1, 3])
+def test_polynomial_weighs_iterates_by_a_power_of_their_step(power: int) -> None:
+    """Power 0 is the arithmetic mean; for a whole power p step t weighs t (t + 1) ... (t + p - 1)."""
+    average = make_averaging("polynomial", power=power)
+    follow(average, [0.0] * 40)
+    weight = np.array([np.prod([t + k for k in range(power)]) for t in range(1, 41)], dtype=float)
+    assert value(average) == pytest.approx((weight * np.arange(1, 41)).sum() / weight.sum(), rel=1e-6)
+
+
+def test_an_algorithm_may_turn_its_own_averaging_on() -> None:
+    traits = registry.get("RC-Align").traits
+    assert traits.averaging({"weight_average": True}) == "polynomial"
+    assert traits.averaging({"weight_average": False}) is None
 
 
 def test_swa_is_the_arithmetic_mean_from_its_start() -> None:

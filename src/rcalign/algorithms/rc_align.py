@@ -23,6 +23,7 @@ With ``logit_adjustment`` t > 0 (ours, not the paper's) every CE is that of the 
 counts of the row's domain: what is learned then holds for classes of equal size, and no domain's prior is in it. With
 ``target_prior = expected`` n_d is first divided by the class shares to expect of an unseen domain
 (``functional.imbalance.expected_log_shares``), for which it then holds: those on which the source domains agree.
+With ``weight_average`` (ours) the run keeps the average of its last weights (``--average polynomial``).
 
 Paper: RC-Align (ICML 2026), Algorithms 1 and 2. What it leaves open and what was chosen here: docs/fidelity.md.
 """
@@ -64,6 +65,8 @@ from rcalign.types import Batch
     family="meta-learning, alignment",
     traits=Traits(
         min_domains=2,
+        averages="polynomial",
+        averages_when="weight_average",
         erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0)),
         alignment=(("weight", "alignment_weight"), ("temperature", "temperature"), ("inner_rate", "inner_rate")),
     ),
@@ -135,6 +138,10 @@ class RCAlign(Algorithm):
         warm_up: Annotated[
             int, Field("steps over which alignment and mixup grow to full weight", minimum=0, added_later=True)
         ] = 0
+        weight_average: Annotated[
+            bool,
+            Field("keep the average of the last ninth of the weights (the paper: no)", added_later=True),
+        ] = False
 
     def build(self) -> None:
         if self.hparams.meta_gradient == "exact" and self.hparams.meta_step == "optimizer":

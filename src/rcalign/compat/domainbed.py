@@ -150,7 +150,7 @@ def _obstacle(entry: RegisteredAlgorithm) -> str | None:
         return "is only the first of two runs"
     if entry.traits.needs_counts:
         return "needs the number of training samples of each class"
-    if entry.traits.averages is not None:
+    if entry.traits.averages is not None and entry.traits.averages_when is None:
         return "averages weights by the validation loss"
     if entry.algorithm.refresh_due is not OurAlgorithm.refresh_due:
         return "needs the features of the whole training set now and then"

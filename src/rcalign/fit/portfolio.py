@@ -54,8 +54,8 @@ BOOSTING = Candidate("gradient boosting", network=False)
 def portfolio(more: Sequence[str] = (), *, domains: int, images: bool, table: bool) -> list[Candidate]:
     """The candidates for some data, those that were asked for first among the others.
 
-    more: names of algorithms, with ``+swad`` (or ema, swa) after them for weight averaging. A method that needs more
-    source domains than are left when one is held out is not in the list.
+    more: names of algorithms, with ``+swad`` (or ema, polynomial, swa) after them for weight averaging. A method that
+    needs more source domains than are left when one is held out is not in the list.
 
     >>> [c.name for c in portfolio(["mldg+swad"], domains=4, images=False, table=False)][:4]
     ['ERM', 'MLDG + SWAD', 'SWAD', 'BSoftmax + SWAD']

@@ -1,9 +1,11 @@
-"""Weight averaging beside any algorithm: EMA, SWA, SWAD.
+"""Weight averaging beside any algorithm: EMA, polynomial decay, SWA, SWAD.
 
 The loop hands over the weights after each step and the validation loss at each evaluation; training itself never sees
 the average, so it is bit-identical with and without one. With theta_t the weights after step t = 1, 2, ...:
 
     ema   avg <- m avg + (1 - m) theta_t, from avg = theta_1
+    polynomial  the same with 1 - m = (p + 1) / (t + p): theta_t weighs about (t / T)^p at the end of T steps, so that
+          the average is of the last 1 / (p + 1) of a run, however long that is, and nothing is to be tuned
     swa   avg = mean of theta_t over t >= start; before that avg = theta_t
     swad  avg = mean of all theta_t inside one valley of the validation loss. L_k is the loss at evaluation k = 1, 2,
           ..., segment k the iterates after evaluation k - 1 up to evaluation k.
@@ -14,7 +16,8 @@ the average, so it is bit-identical with and without one. With theta_t the weigh
 What is averaged: the parameters. Integers (counters) and batch-norm statistics are copied with the last averaged
 iterate. That is right for frozen batch norm; where it is trained, call ``recompute_batch_norm`` on the averaged model.
 
-Papers: Izmailov et al., Averaging Weights Leads to Wider Optima (2018); Cha et al., SWAD (2021), Algorithm 1. Departure
+Papers: Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization (2013), polynomial-decay averaging;
+Izmailov et al., Averaging Weights Leads to Wider Optima (2018); Cha et al., SWAD (2021), Algorithm 1. Departure
 from the public SWAD code: iterates weigh the same, not segments, and nothing before ts is added.
 """
 
@@ -30,7 +33,7 @@ from torch import Tensor, nn
 from rcalign.errors import InputError, unknown
 
 Weights = Mapping[str, Tensor]
-Kind = Literal["ema", "swa", "swad"]
+Kind = Literal["ema", "polynomial", "swa", "swad"]
 
 
 class Mean:
@@ -163,6 +166,39 @@ class EMA(Averaging):
     @property
     def note(self) -> str:
         return f"exponential moving average with momentum {self.momentum:g} over {self._mean.count} steps"
+
+    def state(self) -> dict[str, Any]:
+        return {"mean": self._mean.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._mean.load(state["mean"])
+
+
+class Polynomial(Averaging):
+    """avg <- avg + (p + 1) / (t + p) (theta_t - avg) after step t; power p. The mean age of what is in it grows with t.
+
+    >>> average = Polynomial(power=1)
+    >>> for value in (1.0, 2.0, 3.0):
+    ...     average.update({"w": torch.tensor(value)})
+    >>> average.averaged()  # (1 * 1 + 2 * 2 + 3 * 3) / (1 + 2 + 3)
+    {'w': tensor(2.3333)}
+    """
+
+    def __init__(self, power: float = 8, parameters: Collection[str] | None = None) -> None:
+        _within("power", power, 0)
+        self.power = power
+        self._mean = Mean(parameters)
+
+    def update(self, weights: Weights) -> None:
+        self._mean.add(weights, share=(self.power + 1) / (self._mean.count + 1 + self.power))
+
+    def averaged(self) -> dict[str, Tensor] | None:
+        return self._mean.weights()
+
+    @property
+    def note(self) -> str:
+        share = 100 / (self.power + 1)
+        return f"polynomial decay: mostly the last {share:.0f} % of {self._mean.count} steps"
 
     def state(self) -> dict[str, Any]:
         return {"mean": self._mean.state()}
@@ -314,7 +350,12 @@ class SWADAveraging(Averaging):
         self.end = state["end"]
 
 
-_KINDS: dict[str, Callable[..., Averaging]] = {"ema": EMA, "swa": SWA, "swad": SWADAveraging}
+_KINDS: dict[str, Callable[..., Averaging]] = {
+    "ema": EMA,
+    "polynomial": Polynomial,
+    "swa": SWA,
+    "swad": SWADAveraging,
+}
 
 
 def make_averaging(kind: str, **options: Any) -> Averaging:

@@ -130,7 +130,7 @@ def prepare_run(
             "preset": preset.name,
             "steps": options.steps or preset.steps,
             "evaluate_every": options.evaluate_every or preset.evaluate_every,
-            "average": options.average or entry.traits.averages,
+            "average": options.average or entry.traits.averaging(dataclasses.asdict(values)),
             "hparams": dataclasses.asdict(values),
             "device": device.type,
         },

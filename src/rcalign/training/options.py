@@ -191,10 +191,10 @@ class TrainOptions:
     average: Annotated[
         str | None,
         Option(
-            help="Average the weights along training; swa: over the last three quarters.",
+            help="Average the weights along training; polynomial: mostly the last ninth, swa: three quarters.",
             group=METHOD,
             when_none="the algorithm's, mostly none",
-            choices=("ema", "swa", "swad"),
+            choices=("ema", "polynomial", "swa", "swad"),
         ),
     ] = None
     adamw: Annotated[

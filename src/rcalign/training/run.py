@@ -141,7 +141,7 @@ def _stage_one(
         config,
         algorithm=entry.name,
         hparams=dataclasses.asdict(values),
-        average=entry.traits.averages,
+        average=entry.traits.averaging(dataclasses.asdict(values)),
         stage_one=entry.traits.stage_one,
     )
     resume = first.config_file.exists()
