@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rcalign import api
 from rcalign.errors import InputError
-from results import pages, plans, records, step_study, tables
+from results import confirm, pages, plans, records, step_study, tables
 
 RECORDS = pages.HERE / "records"
 STUDIES: dict[str, Callable[[], plans.Plan]] = {
@@ -32,7 +32,7 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
 
 
 # rows of the final table of the changed step, and its fine-tuning: small enough for one process
-STEP_STUDIES = (*step_study.ROWS, *step_study.SETTINGS, "gap-pacs")
+STEP_STUDIES = (*step_study.ROWS, *step_study.SETTINGS, "gap-pacs", "confirm")
 
 
 def best_of_screen(count: int = 3) -> list[str]:
@@ -60,6 +60,10 @@ def run_step(name: str) -> None:
     file = RECORDS / f"table-{name}.jsonl"
     if name == "gap-pacs":
         step_study.run_gap(RECORDS / "gap-pacs.jsonl")
+        return
+    if name == "confirm":
+        for seed in confirm.SEEDS:
+            confirm.run(RECORDS / "confirm.jsonl", seed)
         return
     if name in step_study.ROWS:
         for seed in step_study.SEEDS:

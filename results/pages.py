@@ -13,7 +13,7 @@ from scipy import stats
 
 from rcalign.files import write_whole
 from rcalign.reports.figures import AVERAGE, Results
-from results import plans, records, step_pages, tables
+from results import confirm, plans, records, step_pages, tables
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -54,6 +54,7 @@ def write_all(folder: Path, out: Path = HERE) -> None:
     write_whole(out / "figures.md", "\n".join(part for part in parts if part).encode())
     step_pages.write_table(folder, out)
     step_pages.write_development(folder, out)
+    confirm.write_page(folder, out)
 
 
 # --- readings ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,15 +77,15 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 class Figures:
     """Accuracy (or balanced accuracy) in per cent by method, row, domain and seed; only seeds that all methods have."""
 
-    def __init__(self, folder: Path, rows: Sequence[str], what: str = "accuracy") -> None:
+    def __init__(self, lines: Iterable[Mapping[str, Any]], methods: Collection[str], what: str = "accuracy") -> None:
         self.values: dict[str, dict[tuple[str, str, int], float]] = {}
-        for row in rows:
-            lines = list(study.chosen(folder / f"table-{row}.jsonl"))
-            for line in lines:
-                label = line["method"] + study.AVERAGES[line["average"] or None]
-                for domain, value in line[what].items():
-                    self.values.setdefault(label, {})[row, domain, line["seed"]] = 100 * value
-        everyone = [set(found) for label, found in self.values.items() if label.split(" + SWAD")[0] in study.METHODS]
+        rows = []
+        for line in lines:
+            rows += [line["row"]] if line["row"] not in rows else []
+            label = line["method"] + study.AVERAGES[line["average"] or None]
+            for domain, value in line[what].items():
+                self.values.setdefault(label, {})[line["row"], domain, line["seed"]] = 100 * value
+        everyone = [set(found) for label, found in self.values.items() if label.split(" + ")[0] in methods]
         shared = set.intersection(*everyone) if everyone else set()
         units = {key[:2] for key in shared}  # a seed that is not whole is left out for all
         whole = {seed for _, _, seed in shared if {key[:2] for key in shared if key[2] == seed} == units}
@@ -124,7 +124,8 @@ def write_table(folder: Path, out: Path) -> None:
     rows = [row for row in study.ROWS if (folder / f"table-{row}.jsonl").exists()]
     if not rows:
         return
-    figures, balanced = Figures(folder, rows), Figures(folder, rows, "balanced")
+    lines = [line for row in rows for line in study.chosen(folder / f"table-{row}.jsonl")]
+    figures, balanced = Figures(lines, study.METHODS), Figures(lines, study.METHODS, "balanced")
     compound = [row for row in figures.rows if study.ROWS[row].compound]
     labels = [label for label in figures.values if label.split(" + SWAD")[0] in study.METHODS]
     labels.sort(key=lambda label: -figures.mean(label))

@@ -24,7 +24,7 @@ from results import late, quick
 STEPS, EVERY, BATCH = 120, 12, 32
 SEEDS = (0, 1, 2)
 DRAWS = 2
-AVERAGES: dict[str | None, str] = {None: "", "swad": " + SWAD"}
+AVERAGES: dict[str | None, str] = {None: "", "swad": " + SWAD", "polynomial": " + polynomial"}
 
 # the paper's Algorithm 1 and 2 as this project reads them: what the preset rc-align keeps
 PAPER = {
@@ -117,7 +117,7 @@ def run_row(name: str, file: Path, seed: int, say: Callable[[str], None] = print
                     continue
                 options = recorded(file, held_out, label, draw) or hparams(label, draw, methods)
                 found = quick.train(task(), algorithm, options, steps=STEPS, every=EVERY, seed=seed)
-                _append(file, where, found, options if seed == 0 else None)
+                append(file, where, found, options if seed == 0 else None)
                 say(f"{name} {held_out} {label} draw {draw} seed {seed}")
 
 
@@ -161,7 +161,7 @@ def run_images(kind: str, file: Path, held_out: str, seed: int, labels: Sequence
             task = made("PACS", [held_out], seed, size=112, most=1200)
         options = {"batch_size": batch, "learning_rate": rate, **fixed}
         found = quick.train(task, algorithm, options, steps=steps, every=steps // 6, seed=seed, preset="default")
-        _append(file, where, found, options)
+        append(file, where, found, options)
 
 
 GAP_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -189,7 +189,7 @@ def run_gap(file: Path) -> None:
                 out.write(json.dumps({**where, "tracking": _short(tracked)}) + "\n")
 
 
-def _append(
+def append(
     file: Path,
     where: Mapping[str, Any],
     found: Mapping[str | None, Mapping[str, Any]],

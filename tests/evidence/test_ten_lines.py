@@ -54,7 +54,8 @@ def correlation(*vendors: str) -> str:
 
 @cache
 def table() -> step_pages.Figures:
-    return step_pages.Figures(RECORDS, list(step_study.ROWS))
+    lines = [line for row in step_study.ROWS for line in step_study.chosen(RECORDS / f"table-{row}.jsonl")]
+    return step_pages.Figures(lines, step_study.METHODS)
 
 
 def final(label: str, other: str = "ERM") -> str:
