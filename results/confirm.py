@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rcalign.files import write_whole
-from rcalign.store.places import data_root
+from rcalign.store.places import default_data_root
 from rcalign.training.task import Task
 from results import quick
 from results import step_study as study
@@ -50,7 +50,7 @@ def run(file: Path, seed: int, say: Callable[[str], None] = print) -> None:
 
             @cache
             def task(row: str = row, held_out: str = held_out) -> Task:
-                return quick.features_task(str(data_root() / "new" / f"{row}.npz"), "lodo", [held_out], seed, None)
+                return quick.features_task(str(default_data_root() / "new" / f"{row}.npz"), "lodo", [held_out], seed, None)
 
             for label, (algorithm, fixed) in METHODS.items():
                 if (row, held_out, label, seed) in done:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rcalign.store.places import data_root
+from rcalign.store.places import default_data_root
 
 Rows = tuple[np.ndarray, list[str], list[str]]  # features (n, d), class of each row, domain of each row
 
@@ -123,7 +123,7 @@ DATA: dict[str, Callable[[Path], Rows]] = {
 
 
 def main(originals: Path) -> None:
-    out = data_root() / "new"
+    out = default_data_root() / "new"
     out.mkdir(parents=True, exist_ok=True)
     for name, read in DATA.items():
         x, y, domain = read(originals / name)
