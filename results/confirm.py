@@ -50,7 +50,9 @@ def run(file: Path, seed: int, say: Callable[[str], None] = print) -> None:
 
             @cache
             def task(row: str = row, held_out: str = held_out) -> Task:
-                return quick.features_task(str(default_data_root() / "new" / f"{row}.npz"), "lodo", [held_out], seed, None)
+                return quick.features_task(
+                    str(default_data_root() / "new" / f"{row}.npz"), "lodo", [held_out], seed, None
+                )
 
             for label, (algorithm, fixed) in METHODS.items():
                 if (row, held_out, label, seed) in done:
