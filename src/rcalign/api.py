@@ -18,27 +18,24 @@ import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import exports, registry
 from rcalign.data import loading, source
 from rcalign.data.benchmarks import actions
-from rcalign.data.cache import decode
-from rcalign.data.overlap import rows_also_in
-from rcalign.data.source import Arrays, Dataset, ImageArray, Images
+from rcalign.data.source import Arrays, Dataset
 from rcalign.data.sources import table
-from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
-from rcalign.diagnosis import Diagnosis, FeatureSet, contraction, load_features, tracking
-from rcalign.diagnosis import diagnose_features as diagnose_arrays
+from rcalign.diagnosis import Diagnosis
+from rcalign.diagnosis.diagnose_run import diagnose_file, diagnose_run
 from rcalign.distributed import process_group
 from rcalign.errors import InputError, unknown
-from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confusions, summary
 from rcalign.evaluation.metrics import next_value_interval
 from rcalign.extensions import import_modules
 from rcalign.files import check_output, format_by_ending, write_whole
-from rcalign.predictions import Predictions, SourceOutputs, TargetOutputs, target_outputs, write_csv
+from rcalign.predictions import Predictions, write_csv
 from rcalign.store.names import file_name
 from rcalign.store.run_folder import RunFolder
 from rcalign.training import job
 from rcalign.training.callbacks import Callback
+from rcalign.training.evaluate_run import evaluate_run
 from rcalign.training.options import DEFAULT_ALGORITHM, checked_option, train_options
-from rcalign.training.tracking import read_tracking
+from rcalign.training.run_data import LabelledOutputs, untrained_outputs
 from rcalign.training.trained import TrainedModel, load_trained
 
 
@@ -101,80 +98,7 @@ def evaluate(
     domain the ``recall`` of every class and the ``confusion`` matrix (true classes in rows, predicted in columns).
     """
     where = torch.device(resolve_device(device))
-    model = load_trained(run, where)
-    config = model.config
-    dataset = _own_data(run, model) if data is None else _loaded(data)
-    rows_of: Mapping[str, np.ndarray]
-    if data is None:
-        rows_of = make_splits(dataset, config.protocol, config.test_domains, config.seed).test
-        if not rows_of:
-            raise InputError(f"'{run}' was trained on all its domains, so nothing is left to test on: name other data.")
-    else:
-        rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
-    notes = model.notes
-    if data is not None:
-        rows_of, seen = _without_training_rows(run, model, dataset, rows_of, include_training)
-        notes += seen
-    position = _class_positions(model, dataset)
-    parts = []
-    for name, rows in rows_of.items():
-        logits = [model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)]
-        parts.append(Part(name, "test", np.concatenate(logits), position[dataset.y[rows]]))
-    counts = config.spec.count_matrix.numpy()
-    return {
-        "algorithm": config.algorithm,
-        "data": str(data) if data is not None else config.data,
-        **summary(parts, list(config.spec.domains), counts, dataset.shots, model.temperature),
-        "calibration": calibration(parts, (), model.temperature),
-        "recall": class_recalls(parts, config.spec.classes),
-        "confusion": confusions(parts, config.spec.num_classes),
-        "classes": list(config.spec.classes),
-        "notes": notes,
-    }
-
-
-def _without_training_rows(
-    run: str | Path,
-    model: TrainedModel,
-    dataset: Dataset,
-    rows_of: Mapping[str, np.ndarray],
-    include: bool,
-) -> tuple[Mapping[str, np.ndarray], list[str]]:
-    """The rows of each domain that the run was not trained on, and in a sentence how many it was."""
-    config = model.config
-    try:
-        own = _own_data(run, model)
-    except InputError:
-        return rows_of, ["The data that the run was trained on are not there, so rows of them are not recognised here."]
-    trained = np.concatenate(list(make_splits(own, config.protocol, config.test_domains, config.seed).train.values()))
-    seen = rows_also_in(dataset, own, trained)
-    if not seen.any():
-        return rows_of, []
-    count = f"{int(seen.sum()):,} of {len(dataset):,} rows were part of the training"
-    if include:
-        return rows_of, [f"{count} and are included, as asked: the figures are too good."]
-    left = {name: rows[~seen[rows]] for name, rows in rows_of.items()}
-    left = {name: rows for name, rows in left.items() if len(rows)}
-    if not left:
-        raise InputError(
-            f"all {len(dataset):,} rows were part of the training: give other data, or `include_training`."
-        )
-    return left, [f"{count} and were left out (--include-training keeps them)."]
-
-
-def _loaded(data: str | Path | Dataset) -> Dataset:
-    return data if isinstance(data, Dataset) else loading.load(data)
-
-
-def _own_data(run: str | Path, model: TrainedModel) -> Dataset:
-    """The data that a run was trained on, if they are the same still: else its splits would mix training and test."""
-    dataset = loading.load(model.config.data, skip_bad=model.config.skip_bad)
-    if dataset.fingerprint != model.config.data_fingerprint:
-        raise InputError(
-            f"the data '{model.config.data}' changed since the run '{run}' was trained, so which rows were trained on "
-            "is not known: name other data, or train again."
-        )
-    return dataset
+    return evaluate_run(run, data, include_training=include_training, device=where)
 
 
 def leave_one_out(
@@ -252,7 +176,7 @@ def predict(
     if out is not None:
         check_output(out)
     model = load_trained(run, torch.device(resolve_device(device)))
-    sources = _source_outputs(run, model) if adapt_priors else None
+    sources = _sources(run, model) if adapt_priors else None
     sets = None if coverage is None else _prediction_sets(run, coverage)
     predictions = Predictions(model, paths, threshold=threshold, adapt_priors=adapt_priors, sources=sources, sets=sets)
     with Progress(console=Console(stderr=True), disable=not progress) as bar:
@@ -276,13 +200,12 @@ def predict(
     }
 
 
-def _source_outputs(run: str | Path, model: TrainedModel) -> SourceOutputs | None:
+def _sources(run: str | Path, model: TrainedModel) -> LabelledOutputs | None:
     """What the model gives for rows of its own data that it was not trained on; None if the data are not there."""
     try:
-        features, logits, labels, domains, _ = _looked_at(run, model, None)
+        return untrained_outputs(run, model)
     except InputError:
         return None
-    return SourceOutputs(features, logits, labels, domains)
 
 
 def _prediction_sets(run: str | Path, coverage: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -606,128 +529,8 @@ def diagnose(
     ``x``), or for a run on a table another table. Without it, the first held-out domain of a run.
     """
     if Path(subject).suffix == ".npz":
-        found = load_features(subject)
-        if target is not None and Path(target).suffix == ".npz":
-            other = load_features(target)
-            more = {"target_features": other.features, "target_labels": other.labels, "target_logits": other.logits}
-            return diagnose_arrays(**_given(found), **more, target=Path(target).stem)  # type: ignore[arg-type]
-        return diagnose_arrays(**_given(found), target=None if target is None else str(target))
-    model = load_trained(subject, torch.device(resolve_device(device)))
-    features, logits, labels, domains, names = _looked_at(subject, model, data)
-    options: dict[str, Any] = {"target": None if target is None else str(target)}
-    outputs = None
-    if target is None:
-        options["target"] = next((name for name in model.config.test_domains if name in names), None)
-    elif str(target) not in names and (Path(target).exists() or Path(target).suffix):
-        outputs = target_outputs(model, target)
-        options = {
-            "target": _free_name(Path(target).stem or str(target), names),
-            "target_features": outputs.features,
-            "target_logits": outputs.logits,
-            "target_names": outputs.names,
-        }
-    head = model.algorithm.head
-    if isinstance(head, torch.nn.Linear) and head.in_features == features.shape[1]:
-        weight, bias = head.weight.detach().cpu().double().numpy(), head.bias.detach().cpu().double().numpy()
-        if np.allclose(features @ weight.T + bias, logits, atol=1e-3):  # else the head reads something more
-            options |= {"head_weight": weight, "head_bias": bias}
-    found_rows = RunFolder(subject).path / "tracking.jsonl"
-    told = diagnose_arrays(
-        features,
-        labels,
-        domains,
-        logits=None if "head_weight" in options and "target_logits" not in options else logits,
-        class_names=model.config.spec.classes,
-        domain_names=names,
-        source_priors=model.training_priors,
-        calibration=model.temperature,
-        temperature=model.algorithm.traits.alignment_value("temperature", model.config.hparams, 1.0),
-        trained_domains=model.config.spec.domains,
-        **options,
-    )
-    told = dataclasses.replace(told, notes=(*model.notes, *told.notes))
-    if outputs is not None:
-        told = _with_pictures(told, outputs)
-    return told if not found_rows.exists() else _with_tracking(told, read_tracking(found_rows))
-
-
-def _free_name(name: str, taken: Sequence[str]) -> str:
-    """A name for a target that no domain has."""
-    return name if name not in taken else f"{name} (target)"
-
-
-def _with_pictures(told: Diagnosis, outputs: TargetOutputs) -> Diagnosis:
-    """The diagnosis with small copies of the target's unusual samples, and what was skipped in its notes."""
-    assert told.target is not None
-    unusual = tuple(dataclasses.replace(one, image=outputs.thumbnail(one.row)) for one in told.target.unusual)
-    skipped = tuple(f"Left out: '{path}', {problem}." for path, problem in outputs.skipped[:20])
-    more = (f"{len(outputs.skipped) - 20} more files were left out.",) if len(outputs.skipped) > 20 else ()
-    target = dataclasses.replace(told.target, unusual=unusual)
-    return dataclasses.replace(told, target=target, notes=(*told.notes, *skipped, *more))
-
-
-def _with_tracking(told: Diagnosis, rows: Sequence[Mapping[str, Any]]) -> Diagnosis:
-    """The diagnosis with what the run recorded along training."""
-    if not rows:
-        return told
-    followed = tracking([r["step"] for r in rows], [r["alignment"] for r in rows], [r["gap"] for r in rows])
-    first = {row["step"]: row for row in rows if "before" in row}  # one inner step, however many targets
-    inner = None
-    if first:
-        inner = contraction(
-            list(first),
-            [row["before"] for row in first.values()],
-            [row["after"] for row in first.values()],
-            alignment_after=[row["alignment_after"] for row in first.values()],
-            alignment_weight=next(iter(first.values()))["weight"],
-        )
-    return dataclasses.replace(told, tracking=followed, contraction=inner)
-
-
-def _looked_at(
-    run: str | Path, model: TrainedModel, data: str | Path | Dataset | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Features, logits, labels, domain positions and domain names of rows that the model was not trained on."""
-    config = model.config
-    dataset = _own_data(run, model) if data is None else _loaded(data)
-    if data is None:
-        splits = make_splits(dataset, config.protocol, config.test_domains, config.seed)
-        rows_of = dict(splits.test) if config.protocol == "mdlt" else {**splits.val, **splits.test}
-        rows_of = {name: rows_of[name] for name in dataset.domains if name in rows_of}
-    else:
-        rows_of = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
-    position = _class_positions(model, dataset)
-    pieces: list[tuple[np.ndarray, np.ndarray]] = []
-    for rows in rows_of.values():
-        pieces += [_outputs(model, x) for x in model.inputs(dataset, rows)]
-    labels = np.concatenate([position[dataset.y[rows]] for rows in rows_of.values()])
-    domains = np.concatenate([np.full(len(rows), k) for k, rows in enumerate(rows_of.values())])
-    features, logits = (np.concatenate([pair[k] for pair in pieces]) for k in (0, 1))
-    return features, logits, labels, domains, list(rows_of)
-
-
-def _outputs(model: TrainedModel, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    return model.features(x).double().cpu().numpy(), model.logits(x).double().cpu().numpy()
-
-
-def _given(found: FeatureSet) -> dict[str, Any]:
-    """The arrays that a file has, by the names of the diagnosis' arguments."""
-    for name in ("labels", "domains"):
-        if getattr(found, name) is None:
-            raise InputError(f"the features have no array '{name}': save it beside 'features', one value a sample.")
-    return {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-
-
-def _class_positions(model: TrainedModel, dataset: Dataset) -> np.ndarray:
-    """The model's position of each class of a data set."""
-    known = model.config.spec.classes
-    extra = [name for name in dataset.classes if name not in known]
-    if extra:
-        raise InputError(
-            f"the data have a class the model does not know, '{extra[0]}' (it knows {', '.join(known)}): leave that "
-            "class out."
-        )
-    return np.array([known.index(name) for name in dataset.classes])
+        return diagnose_file(subject, target)
+    return diagnose_run(subject, data, target=target, device=torch.device(resolve_device(device)))
 
 
 def export(
@@ -745,27 +548,8 @@ def export(
     model = load_trained(run, torch.device("cpu"))
     check_output(file)
     findings = [(finding.title, finding.text) for finding in diagnose(run).advice] if diagnosis else []
-    done = exports.export_model(model, format, file, _some_inputs(model))
+    done = exports.export_model(model, format, file, exports.some_inputs(model))
     card = exports.card_file(file)
     text = exports.model_card(model.config, RunFolder(run).result(), done, findings)
     write_whole(card, text.encode(errors="backslashreplace"))
     return {**dataclasses.asdict(done), "file": str(file), "card": str(card), "notes": model.notes}
-
-
-def _some_inputs(model: TrainedModel, rows: int = 8) -> list[np.ndarray]:
-    """A few inputs of the run's own data as a caller would feed them; none if the data are not there any more."""
-    try:
-        dataset = loading.load(model.config.data, skip_bad=model.config.skip_bad)
-    except InputError:
-        return []
-    content = dataset.content
-    if isinstance(content, Arrays) != (model.augmentation is None):
-        return []
-    chosen = np.linspace(0, len(dataset) - 1, min(rows, len(dataset))).astype(np.int64)
-    if model.encoding is not None:
-        return []  # checked on rows that have gaps and unknown categories too
-    if not isinstance(content, Images):
-        same = isinstance(content, ImageArray) or content.x.shape[1:] == model.config.spec.input_shape
-        return [content.x[chosen], content.x[chosen[:1]]] if same else []
-    together = np.stack([decode(content.paths[row], model.stored_size) for row in chosen])
-    return [together, *(decode(content.paths[row], None)[None] for row in chosen[:4])]

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from rcalign import api
 from rcalign.data import loading
 from rcalign.data.overlap import rows_also_in
+from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
+from rcalign.training.trained import load_trained
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -66,8 +69,8 @@ def test_other_data_are_told_from_them_by_content(rows: dict[str, np.ndarray], t
 
 def test_nothing_is_left(rows: dict[str, np.ndarray], tmp_path: Path) -> None:
     data = loading.load(tmp_path / "rows.npz")
-    config = api.load_trained(tmp_path / "run", api.torch.device("cpu")).config
-    splits = api.make_splits(data, config.protocol, config.test_domains, config.seed)
+    config = load_trained(tmp_path / "run", torch.device("cpu")).config
+    splits = make_splits(data, config.protocol, config.test_domains, config.seed)
     chosen = np.concatenate(list(splits.train.values()))
     np.savez(tmp_path / "seen.npz", **{name: values[chosen] for name, values in rows.items()})
     with pytest.raises(InputError, match="rows were part of the training: give other data"):

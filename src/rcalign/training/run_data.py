@@ -1,0 +1,127 @@
+"""A trained run and data: its own, still the same; rows that it was not trained on; what it gives for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from rcalign.data import loading
+from rcalign.data.overlap import rows_also_in
+from rcalign.data.source import Dataset
+from rcalign.data.splits import split as make_splits
+from rcalign.errors import InputError
+from rcalign.training.trained import TrainedModel
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledOutputs:
+    """What a model gives for labelled rows that it was not trained on.
+
+    features: (n, h). logits: (n, C). labels: (n,) positions among the model's classes. domains: (n,) positions in
+    ``domain_names``.
+    """
+
+    features: np.ndarray
+    logits: np.ndarray
+    labels: np.ndarray
+    domains: np.ndarray
+    domain_names: list[str]
+
+
+def loaded(data: str | Path | Dataset) -> Dataset:
+    """The data set, loaded if it was named."""
+    return data if isinstance(data, Dataset) else loading.load(data)
+
+
+def own_data(run: str | Path, model: TrainedModel) -> Dataset:
+    """The data that a run was trained on, if they are the same still: else its splits would mix training and test."""
+    dataset = loading.load(model.config.data, skip_bad=model.config.skip_bad)
+    if dataset.fingerprint != model.config.data_fingerprint:
+        raise InputError(
+            f"the data '{model.config.data}' changed since the run '{run}' was trained, so which rows were trained on "
+            "is not known: name other data, or train again."
+        )
+    return dataset
+
+
+def without_training_rows(
+    run: str | Path,
+    model: TrainedModel,
+    dataset: Dataset,
+    rows_of: Mapping[str, np.ndarray],
+    include: bool,
+) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """The rows of each domain that the run was not trained on, and in a sentence how many it was."""
+    config = model.config
+    try:
+        own = own_data(run, model)
+    except InputError:
+        return rows_of, ["The data that the run was trained on are not there, so rows of them are not recognised here."]
+    trained = np.concatenate(list(make_splits(own, config.protocol, config.test_domains, config.seed).train.values()))
+    seen = rows_also_in(dataset, own, trained)
+    if not seen.any():
+        return rows_of, []
+    count = f"{int(seen.sum()):,} of {len(dataset):,} rows were part of the training"
+    if include:
+        return rows_of, [f"{count} and are included, as asked: the figures are too good."]
+    left = {name: rows[~seen[rows]] for name, rows in rows_of.items()}
+    left = {name: rows for name, rows in left.items() if len(rows)}
+    if not left:
+        raise InputError(
+            f"all {len(dataset):,} rows were part of the training: give other data, or `include_training`."
+        )
+    return left, [f"{count} and were left out (--include-training keeps them)."]
+
+
+def class_positions(model: TrainedModel, dataset: Dataset) -> np.ndarray:
+    """The model's position of each class of a data set."""
+    known = model.config.spec.classes
+    extra = [name for name in dataset.classes if name not in known]
+    if extra:
+        raise InputError(
+            f"the data have a class the model does not know, '{extra[0]}' (it knows {', '.join(known)}): leave that "
+            "class out."
+        )
+    return np.array([known.index(name) for name in dataset.classes])
+
+
+def rows_by_domain(dataset: Dataset) -> dict[str, np.ndarray]:
+    """All rows of each domain."""
+    return {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
+
+
+def outputs_of(model: TrainedModel, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Features (n, h) and logits (n, C) of network inputs, as float64."""
+    return model.features(x).double().cpu().numpy(), model.logits(x).double().cpu().numpy()
+
+
+def untrained_outputs(
+    run: str | Path, model: TrainedModel, data: str | Path | Dataset | None = None
+) -> LabelledOutputs:
+    """What a run gives for rows that it was not trained on.
+
+    Of its own data those are the validation rows of the source domains and the test rows of the others (under protocol
+    "mdlt" the test rows of all); of other data, all rows.
+    """
+    config = model.config
+    dataset = own_data(run, model) if data is None else loaded(data)
+    if data is None:
+        splits = make_splits(dataset, config.protocol, config.test_domains, config.seed)
+        rows_of = dict(splits.test) if config.protocol == "mdlt" else {**splits.val, **splits.test}
+        rows_of = {name: rows_of[name] for name in dataset.domains if name in rows_of}
+    else:
+        rows_of = rows_by_domain(dataset)
+    position = class_positions(model, dataset)
+    pairs = [outputs_of(model, x) for rows in rows_of.values() for x in model.inputs(dataset, rows)]
+    features, logits = (np.concatenate([pair[k] for pair in pairs]) for k in (0, 1))
+    return LabelledOutputs(
+        features,
+        logits,
+        np.concatenate([position[dataset.y[rows]] for rows in rows_of.values()]),
+        np.concatenate([np.full(len(rows), k) for k, rows in enumerate(rows_of.values())]),
+        list(rows_of),
+    )
