@@ -35,6 +35,7 @@ class Traits:
     erm_when: hyperparameters with which a step equals plain training on the mean over domains of the mean loss.
     recipe_part: a first stage that is no method of its own; left out of listings of methods.
     row_losses: its loss is a mean over the rows of a batch, so that the pieces of one may be descended one by one.
+    cross_entropy: its loss has a cross-entropy with class labels, which may be smoothed.
     """
 
     min_domains: int = 1
@@ -69,6 +70,7 @@ class Traits:
         return default if field is None else float(hparams[field])
 
     row_losses: bool = False
+    cross_entropy: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from rcalign.checkpoints import load_weights
 from rcalign.errors import InputError
 from rcalign.models.backbones import build_backbone
 from rcalign.training.fine_tuning import FineTuning
-from toy import batch, make, spec, takes_images, weights
+from toy import advance, batch, make, spec, takes_images, weights
 
 EVERYTHING: dict[str, Any] = {
     "adamw": True,
@@ -24,6 +24,7 @@ EVERYTHING: dict[str, Any] = {
     "layer_decay": 0.5,
     "clip_gradient": 1.0,
     "warm_up_head": 2,
+    "label_smoothing": 0.1,
 }
 
 
@@ -43,6 +44,27 @@ def test_every_algorithm_takes_every_option(name: str) -> None:
             assert all(torch.equal(now[key], before[key]) for key in now if key.startswith("featurizer."))
             assert not torch.equal(now["head.weight"], before["head.weight"])
     assert all(torch.isfinite(value).all() for value in weights(model).values())
+
+
+@pytest.mark.parametrize("name", registry.names(parts=True))
+def test_smoothed_labels_reach_every_loss_with_labels(name: str) -> None:
+    plain, smoothed = make(name), make(name)
+    FineTuning(smoothed, steps=6, label_smoothing=0.2)
+    for step in range(3):
+        for model in (plain, smoothed):
+            advance(model, batch(step, domains=3, images=takes_images(model)))
+    ours, theirs = weights(smoothed), weights(plain)
+    same = all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert same == (not registry.get(name).traits.cross_entropy)
+
+
+def test_smoothed_labels_are_a_mixture_with_all_classes() -> None:
+    model, data = make("ERM"), batch(0)
+    logits = model.predict(data.x)
+    hard = [model.cross_entropy(logits, torch.full_like(data.y, label)) for label in range(3)]
+    expected = 0.7 * model.cross_entropy(logits, data.y) + 0.3 * torch.stack(hard).mean()
+    FineTuning(model, steps=1, label_smoothing=0.3)
+    torch.testing.assert_close(model.cross_entropy(logits, data.y), expected)
 
 
 def test_a_step_with_a_clipped_gradient_and_plain_sgd_has_that_length() -> None:
@@ -115,5 +137,12 @@ def test_a_run_with_all_options_resumes_to_the_bit(tmp_path: Path) -> None:
 def test_wrong_values_are_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"`layer_decay` is 0\.0, but must be more than 0"):
         api.train("emoji", "ERM", ["windows"], layer_decay=0.0)
+    with pytest.raises(InputError, match=r"`label_smoothing` is 1\.0, but must be at most 0\.99"):
+        api.train("emoji", "ERM", ["windows"], label_smoothing=1.0)
+    rows = tmp_path / "rows.npz"
+    np.savez(rows, x=np.ones((12, 2)), y=np.arange(12) % 2, domain=np.arange(12) // 4)
+    with pytest.raises(InputError, match="the loss of Focal is no cross-entropy with class labels"):
+        api.train(rows, "Focal", ["2"], label_smoothing=0.1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match=r"`clip_gradient` is -1\.0"):
         api.train("emoji", "ERM", ["windows"], clip_gradient=-1.0)

@@ -112,13 +112,13 @@ class ADRMX(Algorithm):
                 features, logits = self(batch.x)
                 difference = features - self.domain_features(batch.x)
             told = F.cross_entropy(self.discriminate(difference), batch.domain)
-            risk = F.cross_entropy(logits, batch.y)
+            risk = self.cross_entropy(logits, batch.y)
             self.descend(told, "discriminator")
         else:
             features, logits = self(batch.x)
             domain_features = self.domain_features(batch.x)
             told = F.cross_entropy(self.discriminate(features - domain_features), batch.domain)
-            risk = F.cross_entropy(logits, batch.y)
+            risk = self.cross_entropy(logits, batch.y)
             loss = risk + self._other_terms(features, domain_features, batch)
             self.descend(loss - self.hparams.adversary_weight * told)
         return {"loss": risk.detach(), "discriminator": told.detach()}
@@ -128,7 +128,7 @@ class ADRMX(Algorithm):
         h, difference = self.hparams, features - domain_features
         contrast = sum(domain_weighted_contrast(part, batch.y, batch.domain) for part in (features, difference))
         return (
-            F.cross_entropy(self.difference_head(difference), batch.y)
+            self.cross_entropy(self.difference_head(difference), batch.y)
             + h.domain_weight * F.cross_entropy(self.domain_head(domain_features), batch.domain)
             + h.remix_weight * self._remixed_risk(difference, domain_features, batch)
             + h.contrast_weight * contrast
@@ -139,7 +139,7 @@ class ADRMX(Algorithm):
         if len(first) == 0:
             return difference.new_zeros(())
         logits = self.head(difference[first] + domain_features[second])
-        return F.cross_entropy(logits, batch.y[first], reduction="sum") / self.spec.num_classes
+        return self.cross_entropy(logits, batch.y[first], reduction="sum") / self.spec.num_classes
 
     def _remix_pairs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Positions in the batch of a and b, one pair for each class that has one."""

@@ -21,7 +21,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
@@ -64,7 +63,7 @@ class Arith(Algorithm):
                 output, at = self._look_ahead(part.x), list(self._look_ahead.parameters.values())
             else:
                 output, at = self(part.x), list(parameters)
-            loss = F.cross_entropy(output[1], part.y)
+            loss = self.cross_entropy(output[1], part.y)
             gradients = list(torch.autograd.grad(loss, at))
             torch._foreach_add_(total, gradients, alpha=weight / domains)
             travelled = list(torch._foreach_add(travelled, gradients)) if travelled else gradients

@@ -116,7 +116,7 @@ class ARM(Algorithm):
                     "batch_size of at least 2."
                 )
         _, logits = self(batch.x, batch.sizes)
-        return StepOutput(F.cross_entropy(logits, batch.y))
+        return StepOutput(self.cross_entropy(logits, batch.y))
 
     def forward(self, x: Tensor, sizes: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Features and logits; ``sizes``: consecutive rows that share a context (None: prediction's groups)."""

@@ -8,7 +8,7 @@ for extra networks, ``make_optimizers()`` for more than one optimizer, ``step()`
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -16,8 +16,10 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rcalign.errors import InputError
+from rcalign.functional.classification import domain_cross_entropy
 from rcalign.registry import Traits
 from rcalign.spaces import At, Choice, Field, LogUniform
 from rcalign.types import Batch, DataSpec, StepOutput
@@ -103,6 +105,7 @@ class Algorithm(nn.Module):
     traits: ClassVar[Traits] = Traits()
     Hparams: ClassVar[type[BaseHparams]] = BaseHparams
     hparams: Any  # an instance of Hparams: each algorithm reads its own fields
+    label_smoothing: float = 0.0  # an option of the run, not a hyperparameter: see ``cross_entropy``
 
     def __init__(self, spec: DataSpec, network: Network, hparams: BaseHparams | None = None, *, seed: int = 0) -> None:
         super().__init__()
@@ -207,6 +210,18 @@ class Algorithm(nn.Module):
         if any(norm.training for norm in norms):
             return torch.cat([self.features(x) for x in batch.split(batch.x)])
         return self.features(batch.x)
+
+    def cross_entropy(self, logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        """Cross-entropy of logits (n, C) with class positions y (n,), under the run's label smoothing.
+
+        With smoothing e the target is 1 - e + e / C for the label and e / C for every other class. Algorithms call this
+        wherever a classifier learns labels; penalties that only compare domains keep the labels as they are.
+        """
+        return F.cross_entropy(logits, y, reduction=reduction, label_smoothing=self.label_smoothing)
+
+    def domain_risks(self, logits: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Mean ``cross_entropy`` of each domain: logits (N, C), y (N,) -> (K,); the k-th ``sizes[k]`` rows are of k."""
+        return domain_cross_entropy(logits, y, sizes, self.label_smoothing)
 
     def dropped(self, values: Tensor, probability: float) -> Tensor:
         """Inverted dropout with this algorithm's own random numbers, the same on every device."""

@@ -28,7 +28,6 @@ from torch import Tensor
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.errors import InputError
 from rcalign.functional.boda_loss import blend, boda_loss, euclidean_distances, pair_means
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.moments import moment_gap
 from rcalign.registry import Traits, register
 from rcalign.spaces import Choice, Field, IntUniform, LogUniform, Uniform
@@ -76,7 +75,7 @@ class BoDAr(Algorithm):
     def loss(self, batch: Batch) -> StepOutput:
         h = self.hparams
         features = self.features_by_domain(batch)
-        ce = domain_cross_entropy(self.head(features), batch.y, batch.sizes).mean()
+        ce = self.domain_risks(self.head(features), batch.y, batch.sizes).mean()
         macro = moment_gap(batch.split(features)) if h.macro_weight > 0 else ce.new_zeros(())
         aligned = self.alignment(features, batch) if self.aligning() else ce.new_zeros(())
         loss = ce + h.macro_weight * macro + h.boda_weight * aligned

@@ -16,7 +16,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.imbalance import log_prior
 from rcalign.registry import Traits, register
 from rcalign.types import Batch, StepOutput
@@ -37,4 +36,4 @@ class BSoftmax(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
-        return StepOutput(domain_cross_entropy(logits + self.log_prior[batch.domain], batch.y, batch.sizes).mean())
+        return StepOutput(self.domain_risks(logits + self.log_prior[batch.domain], batch.y, batch.sizes).mean())

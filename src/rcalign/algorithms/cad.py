@@ -55,7 +55,7 @@ class Bottleneck(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         features, logits = self(batch.x)
-        risk = F.cross_entropy(logits, batch.y)
+        risk = self.cross_entropy(logits, batch.y)
         compared = self.project(features) if self.hparams.projected else features
         penalty = self.bottleneck(F.normalize(compared, dim=1) if self.hparams.normalized else compared, batch)
         loss = risk + self.hparams.penalty_weight * penalty

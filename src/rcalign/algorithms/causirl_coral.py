@@ -21,7 +21,6 @@ from typing import Annotated
 from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.moments import cut_apart, moment_gap
 from rcalign.registry import Traits, register
 from rcalign.spaces import Field, LogUniform
@@ -45,7 +44,7 @@ class CausIRLCORAL(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         features = self.features_by_domain(batch)
-        risk = domain_cross_entropy(self.head(features), batch.y, batch.sizes).mean()
+        risk = self.domain_risks(self.head(features), batch.y, batch.sizes).mean()
         first, second = cut_apart(features, batch.sizes, self.draw_cuts(batch.sizes))
         enough = len(first) > 1 and len(second) > 1
         penalty = self.distance(first, second) if enough else features.new_zeros(())

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.moments import moment_gap
 from rcalign.registry import Traits, register
 from rcalign.spaces import Field, LogUniform
@@ -37,6 +36,6 @@ class CORAL(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         features = self.features_by_domain(batch)
-        risk = domain_cross_entropy(self.head(features), batch.y, batch.sizes).mean()
+        risk = self.domain_risks(self.head(features), batch.y, batch.sizes).mean()
         penalty = moment_gap(batch.split(features))
         return StepOutput(risk + self.hparams.penalty_weight * penalty, {"penalty": penalty.detach()})

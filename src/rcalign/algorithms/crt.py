@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from typing import Self
 
-from torch.nn import functional as F
-
 from rcalign.algorithms.second_stage import SecondStage
 from rcalign.registry import Traits, register
 from rcalign.types import Batch, StepOutput
@@ -41,4 +39,4 @@ class CRT(SecondStage):
 
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
-        return StepOutput(F.cross_entropy(logits, batch.y))
+        return StepOutput(self.cross_entropy(logits, batch.y))

@@ -120,12 +120,12 @@ class DANN(Algorithm):
             with torch.no_grad():
                 features, logits = self(batch.x)
             adversary = self.discriminator_loss(features, batch)
-            risk = F.cross_entropy(logits, batch.y)
+            risk = self.cross_entropy(logits, batch.y)
             self.descend(adversary, "discriminator")
         else:
             features, logits = self(batch.x)
             adversary = self.discriminator_loss(features, batch)
-            risk = F.cross_entropy(logits, batch.y)
+            risk = self.cross_entropy(logits, batch.y)
             self.descend(risk - self.hparams.adversary_weight * adversary, "classifier")
         loss = risk - self.hparams.adversary_weight * adversary
         return {"loss": loss.detach(), "risk": risk.detach(), "discriminator": adversary.detach()}

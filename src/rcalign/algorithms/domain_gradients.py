@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm
 from rcalign.types import Batch
@@ -21,7 +20,7 @@ def domain_gradients(model: Algorithm, batch: Batch, *, create_graph: bool = Fal
     parameters = [p for group in model.optimizer.param_groups for p in group["params"]]
     risks, found = [], []
     for x, y in zip(batch.split(batch.x), batch.split(batch.y), strict=True):
-        risk = F.cross_entropy(model(x)[1], y)
+        risk = model.cross_entropy(model(x)[1], y)
         found.append(torch.autograd.grad(risk, parameters, create_graph=create_graph, allow_unused=True))
         risks.append(risk)
     by_parameter = zip(parameters, zip(*found, strict=True), strict=True)

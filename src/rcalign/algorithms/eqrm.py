@@ -24,7 +24,6 @@ from typing import Annotated
 from rcalign.algorithms.annealing import in_long_runs, restart
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.errors import InputError
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.risks import risk_quantile
 from rcalign.registry import register
 from rcalign.spaces import At, Field, LogUniform, Uniform
@@ -97,7 +96,7 @@ class EQRM(Algorithm):
         return super().step(batch)
 
     def loss(self, batch: Batch) -> StepOutput:
-        risks = domain_cross_entropy(self.head(self.features_by_domain(batch)), batch.y, batch.sizes)
+        risks = self.domain_risks(self.head(self.features_by_domain(batch)), batch.y, batch.sizes)
         if self.steps_done < self.hparams.anneal_steps:
             loss = risks.mean()
         else:

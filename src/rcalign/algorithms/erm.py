@@ -11,10 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from torch.nn import functional as F
-
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.registry import Traits, register
 from rcalign.spaces import Field
 from rcalign.types import Batch, StepOutput
@@ -37,5 +34,5 @@ class ERM(Algorithm):
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
         if self.hparams.reduction == "samples":
-            return StepOutput(F.cross_entropy(logits, batch.y))
-        return StepOutput(domain_cross_entropy(logits, batch.y, batch.sizes).mean())
+            return StepOutput(self.cross_entropy(logits, batch.y))
+        return StepOutput(self.domain_risks(logits, batch.y, batch.sizes).mean())

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from torch.nn import functional as F
 
 from rcalign.algorithms.annealing import in_long_runs
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
@@ -110,6 +109,6 @@ class ERMPlusPlus(Algorithm):
         warming_up = self.steps_done < self.hparams.warm_up_steps
         with torch.set_grad_enabled(not warming_up):  # the features stand still: no pass back through them
             features = self.features(batch.x)
-        loss = F.cross_entropy(self.head(features), batch.y)
+        loss = self.cross_entropy(self.head(features), batch.y)
         self.descend(loss, "warm_up" if warming_up else "main")
         return {"loss": loss.detach()}

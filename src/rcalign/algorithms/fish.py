@@ -17,7 +17,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.registry import register
@@ -52,7 +51,7 @@ class Fish(Algorithm):
         order = range(batch.num_domains)
         losses = []
         for k in self.rng.permutation(len(order)) if self.hparams.shuffle_domains else order:
-            loss = F.cross_entropy(self(x[k])[1], y[k])
+            loss = self.cross_entropy(self(x[k])[1], y[k])
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             self.optimizer.step()

@@ -22,7 +22,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rcalign.algorithms.annealing import AnnealedHparams, AnnealedPenalty, in_long_runs
 from rcalign.functional.agreement import head_gradient_variances, variance_spread
@@ -72,4 +71,4 @@ class Fishr(AnnealedPenalty):
         averages = momentum * self.variances + (1 - momentum) * new
         self.variances.copy_(averages.detach())
         penalty = variance_spread(averages / (1 - momentum))
-        return self.penalised(F.cross_entropy(logits, batch.y), penalty)
+        return self.penalised(self.cross_entropy(logits, batch.y), penalty)

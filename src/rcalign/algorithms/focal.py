@@ -25,7 +25,7 @@ from rcalign.types import Batch, StepOutput
     summary="cross-entropy that weighs easy samples down",
     paper="Lin et al., Focal Loss for Dense Object Detection (2017)",
     family="long-tailed, loss shape",
-    traits=Traits(erm_when=(("gamma", 0.0),), row_losses=True),
+    traits=Traits(erm_when=(("gamma", 0.0),), row_losses=True, cross_entropy=False),
 )
 class Focal(Algorithm):
     @dataclass(frozen=True, kw_only=True)

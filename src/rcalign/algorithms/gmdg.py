@@ -78,7 +78,7 @@ class GMDG(MIRO):
     def step(self, batch: Batch) -> Logs:
         h, batch = self.hparams, self.begin_step(batch)
         features, logits, maps = self.forward_with_maps(batch.x)
-        ce = F.cross_entropy(logits, batch.y)
+        ce = self.cross_entropy(logits, batch.y)
         prior, conditional, across = (features.new_zeros(()) for _ in range(3))
         if h.prior_weight > 0:
             prior = self.prior(maps, batch.x)
@@ -104,7 +104,7 @@ class GMDG(MIRO):
             value = self.dropped(layer(value if k == 0 else value.relu()), LABEL_DROPOUT)
         optimizer = self.optimizers["labels"]
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(self.head(value), y).backward()  # the head's gradient is cleared before its own step
+        self.cross_entropy(self.head(value), y).backward()  # the head's gradient is cleared before its own step
         optimizer.step()
         return value.detach()
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.invariance import reweighted_log
 from rcalign.registry import Traits, register
 from rcalign.spaces import At, Field, LogUniform
@@ -49,7 +48,7 @@ class GroupDRO(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         logits = self.head(self.features_by_domain(batch))
-        risks = domain_cross_entropy(logits, batch.y, batch.sizes)
+        risks = self.domain_risks(logits, batch.y, batch.sizes)
         self.log_weights.copy_(reweighted_log(self.log_weights, risks, self.hparams.weight_rate))
         weights = self.log_weights.exp()
         loss = weights @ risks

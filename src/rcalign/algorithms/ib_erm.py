@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rcalign.algorithms.annealing import AnnealedHparams, AnnealedPenalty
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.moments import within_variance
 from rcalign.registry import Traits, register
 from rcalign.types import Batch, StepOutput
@@ -40,5 +39,5 @@ class IBERM(AnnealedPenalty):
 
     def loss(self, batch: Batch) -> StepOutput:
         features, logits = self(batch.x)
-        risk = domain_cross_entropy(logits, batch.y, batch.sizes).mean()
+        risk = self.domain_risks(logits, batch.y, batch.sizes).mean()
         return self.penalised(risk, within_variance(features, batch.sizes))

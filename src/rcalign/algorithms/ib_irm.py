@@ -19,7 +19,6 @@ from typing import Annotated
 
 from rcalign.algorithms.annealing import AnnealedHparams, AnnealedPenalty, restart
 from rcalign.algorithms.base import Logs
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.invariance import invariance_penalty
 from rcalign.functional.moments import within_variance
 from rcalign.registry import Traits, register
@@ -55,7 +54,7 @@ class IBIRM(AnnealedPenalty):
 
     def loss(self, batch: Batch) -> StepOutput:
         features, logits = self(batch.x)
-        risk = domain_cross_entropy(logits, batch.y, batch.sizes).mean()
+        risk = self.domain_risks(logits, batch.y, batch.sizes).mean()
         invariant = self.penalised(risk, invariance_penalty(logits, batch.y, batch.sizes).mean())
         variance = within_variance(features, batch.sizes)
         annealed = self.steps_done >= self.hparams.bottleneck_anneal_steps

@@ -107,7 +107,7 @@ class IDAG(Encoded):
         paths = path_weights(self.graph)
         mask = paths[:-1, -1]
         masked = encoded * mask.detach()
-        ce = F.cross_entropy(self.head(masked), batch.y)
+        ce = self.cross_entropy(self.head(masked), batch.y)
         pair = batch.domain * self.spec.num_classes + batch.y
         self._move_prototypes(encoded, masked, batch.y, pair)
         nu = self._contrast(encoded, self.prototypes.flatten(0, 1), pair)
@@ -138,7 +138,7 @@ class IDAG(Encoded):
             prototypes, labels = prototypes[known], labels[known]
         floor = 1e-12 if self.hparams.published else 1e-6
         gap = reconstruction_gap(prototypes, labels, self.graph, floor)
-        return gap + F.cross_entropy(self.rec_head(prototypes * mask), labels)
+        return gap + self.cross_entropy(self.rec_head(prototypes * mask), labels)
 
     @torch.no_grad()
     def _move_prototypes(self, encoded: Tensor, masked: Tensor, y: Tensor, pair: Tensor) -> None:

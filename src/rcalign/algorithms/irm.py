@@ -15,7 +15,6 @@ squared (DomainBed: not a number).
 from __future__ import annotations
 
 from rcalign.algorithms.annealing import AnnealedPenalty
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.invariance import invariance_penalty
 from rcalign.registry import Traits, register
 from rcalign.types import Batch, StepOutput
@@ -31,5 +30,5 @@ from rcalign.types import Batch, StepOutput
 class IRM(AnnealedPenalty):
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
-        risk = domain_cross_entropy(logits, batch.y, batch.sizes).mean()
+        risk = self.domain_risks(logits, batch.y, batch.sizes).mean()
         return self.penalised(risk, invariance_penalty(logits, batch.y, batch.sizes).mean())

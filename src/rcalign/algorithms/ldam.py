@@ -79,4 +79,5 @@ class LDAM(Algorithm):
         weights = self.class_weights[batch.domain, batch.y]
         if not 0 <= self.hparams.drw_start <= self.steps_done:
             weights = torch.ones_like(weights)
-        return StepOutput(weighted_cross_entropy(shifted, batch.y, weights, batch.sizes).mean())
+        risks = weighted_cross_entropy(shifted, batch.y, weights, batch.sizes, self.label_smoothing)
+        return StepOutput(risks.mean())

@@ -89,7 +89,7 @@ class MetaRegRegulariser(Algorithm):
         features = self.features(batch.x)
         z, y = batch.split(features), batch.split(batch.y)
         heads = self.heads
-        losses = [F.cross_entropy(head(z_d), y_d) for head, z_d, y_d in zip(heads, z, y, strict=True)]
+        losses = [self.cross_entropy(head(z_d), y_d) for head, z_d, y_d in zip(heads, z, y, strict=True)]
         loss = torch.stack(losses).sum()
         self.descend(loss)
 
@@ -103,7 +103,7 @@ class MetaRegRegulariser(Algorithm):
             rate=self.hparams.inner_rate_factor * self.hparams.learning_rate,
             steps=self.hparams.inner_steps,
         )
-        outer = F.cross_entropy(F.linear(z[b].detach(), weight, bias), y[b])
+        outer = self.cross_entropy(F.linear(z[b].detach(), weight, bias), y[b])
         self.optimizers["regulariser"].zero_grad(set_to_none=True)
         outer.backward()
         self.optimizers["regulariser"].step()
@@ -147,7 +147,7 @@ class MetaReg(Algorithm):
                 "MetaReg trains under the regulariser of a finished MetaReg-regulariser run, but got none: run "
                 "MetaReg-regulariser first and pass its weights to start_from (the train command does both)."
             )
-        ce = F.cross_entropy(self(batch.x)[1], batch.y)
+        ce = self.cross_entropy(self(batch.x)[1], batch.y)
         penalty = weighted_l1(self.head.weight, self.strength)
         logs: Logs = {"cross_entropy": ce.detach(), "penalty": penalty.detach()}
         return StepOutput(ce + self.hparams.regulariser_weight * penalty, logs)

@@ -20,7 +20,6 @@ from typing import Annotated, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, evaluating
 from rcalign.algorithms.stages import read_maps, stages_of
@@ -89,7 +88,7 @@ class MIRO(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         features, logits, maps = self.forward_with_maps(batch.x)
-        risk = F.cross_entropy(logits, batch.y)
+        risk = self.cross_entropy(logits, batch.y)
         prior = self.prior(maps, batch.x) if self.hparams.prior_weight > 0 else features.new_zeros(())
         loss = risk + self.hparams.prior_weight * prior
         return StepOutput(loss, {"cross_entropy": risk.detach(), "prior": prior.detach()})

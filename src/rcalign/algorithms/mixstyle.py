@@ -19,7 +19,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.algorithms.stages import changed_maps, stages_of
@@ -79,4 +78,4 @@ class MixStyle(Algorithm):
 
         with changed_maps(self._stages, mixed):
             _, logits = self(batch.x)
-        return StepOutput(F.cross_entropy(logits, batch.y))
+        return StepOutput(self.cross_entropy(logits, batch.y))

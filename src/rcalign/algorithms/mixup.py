@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.functional.mixing import cyclic_pairs, mix
@@ -58,7 +57,7 @@ class Mixup(Algorithm):
         mixed = Batch.from_domains([(mix(x[i], x[j], lam), y[i][: len(y[j])]) for i, j, lam in pairs])
         scores = mixed.split(self.head(self.features_by_domain(mixed)))
         losses = [
-            lam * F.cross_entropy(s, y[i][: len(s)]) + (1 - lam) * F.cross_entropy(s, y[j][: len(s)])
+            lam * self.cross_entropy(s, y[i][: len(s)]) + (1 - lam) * self.cross_entropy(s, y[j][: len(s)])
             for s, (i, j, lam) in zip(scores, pairs, strict=True)
         ]
         return StepOutput(torch.stack(losses).mean())

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.mixing import cyclic_pairs
 from rcalign.functional.steps import adam_first_direction
 from rcalign.registry import Traits, register
@@ -130,4 +129,4 @@ class MLDG(Algorithm):
         part = batch.select(domains)
         logits = network(part.x[:rows])[1]
         sizes = [size for size in part.sizes if size] if rows is None else [rows]
-        return domain_cross_entropy(logits, part.y[:rows], sizes).mean()
+        return self.domain_risks(logits, part.y[:rows], sizes).mean()

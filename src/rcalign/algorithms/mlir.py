@@ -26,7 +26,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
@@ -87,7 +86,7 @@ class MLIR(Algorithm):
     def step(self, batch: Batch) -> Logs:
         h, batch = self.hparams, self.begin_step(batch)
         features, logits = self(batch.x)
-        ce = F.cross_entropy(logits, batch.y)
+        ce = self.cross_entropy(logits, batch.y)
         trained = [p for p in self.featurizer.parameters() if p.requires_grad]
         total = [torch.zeros_like(p) for p in trained]
         gap = features.new_zeros(())

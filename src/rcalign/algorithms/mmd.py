@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.moments import kernel_gap
 from rcalign.registry import Traits, register
 from rcalign.spaces import At, Field, LogUniform
@@ -46,6 +45,6 @@ class MMD(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         features = self.features_by_domain(batch)
-        risk = domain_cross_entropy(self.head(features), batch.y, batch.sizes).mean()
+        risk = self.domain_risks(self.head(features), batch.y, batch.sizes).mean()
         penalty = kernel_gap(features, batch.sizes, unbiased=self.hparams.estimator == "unbiased")
         return StepOutput(risk + self.hparams.penalty_weight * penalty, {"penalty": penalty.detach()})

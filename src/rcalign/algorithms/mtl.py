@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.registry import Traits, register
 from rcalign.spaces import At, Choice, Field
 from rcalign.types import Batch, StepOutput
@@ -62,7 +61,7 @@ class MTL(Algorithm):
             embeddings = self.hparams.batch_share * means + (1 - self.hparams.batch_share) * self.embeddings
         self.embeddings.copy_(embeddings.detach())
         logits = self._logits(features, embeddings[batch.domain], self.rng)
-        return StepOutput(domain_cross_entropy(logits, batch.y, batch.sizes).sum())
+        return StepOutput(self.domain_risks(logits, batch.y, batch.sizes).sum())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         features = self.features(x)

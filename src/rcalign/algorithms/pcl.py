@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from torch import nn
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Logs
 from rcalign.algorithms.encoded import Encoded, EncodedHparams
@@ -53,7 +52,7 @@ class PCL(Encoded):
 
     def loss(self, batch: Batch) -> StepOutput:
         features, logits = self(batch.x)
-        ce = F.cross_entropy(logits, batch.y)
+        ce = self.cross_entropy(logits, batch.y)
         contrast = proxy_contrast(
             self.project(features),
             self.project_proxies(self.head.weight),

@@ -265,7 +265,7 @@ class RCAlign(Algorithm):
         """Of each row (n,); with ``logit_adjustment`` after adding the log prior of its domain to the logits."""
         if self.hparams.logit_adjustment > 0:
             logits = logits + self.hparams.logit_adjustment * self.log_prior[domain]
-        return F.cross_entropy(logits, y, reduction="none")
+        return self.cross_entropy(logits, y, reduction="none")
 
     def _exact_outer(self, inner: Tensor, held_out: Batch, mu: Tensor, present: Tensor) -> Tensor:
         """L_outer at theta'(theta) with its graph kept through the inner step."""

@@ -19,8 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from torch.nn import functional as F
-
 from rcalign.algorithms.annealing import in_long_runs, restart
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.functional.classification import domain_means
@@ -84,7 +82,7 @@ class RDM(Algorithm):
         return super().step(batch)
 
     def loss(self, batch: Batch) -> StepOutput:
-        losses = F.cross_entropy(self(batch.x)[1], batch.y, reduction="none")
+        losses = self.cross_entropy(self(batch.x)[1], batch.y, reduction="none")
         risk = domain_means(losses, batch.sizes).mean()
         gap, variance = risk_matching(losses, batch.sizes)
         loss = risk

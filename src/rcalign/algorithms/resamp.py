@@ -11,8 +11,6 @@ drawing is the loader's; this class asks for it (``balanced_sampling``).
 
 from __future__ import annotations
 
-from torch.nn import functional as F
-
 from rcalign.algorithms.base import Algorithm
 from rcalign.registry import Traits, register
 from rcalign.types import Batch, StepOutput
@@ -28,4 +26,4 @@ from rcalign.types import Batch, StepOutput
 class ReSamp(Algorithm):
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
-        return StepOutput(F.cross_entropy(logits, batch.y))
+        return StepOutput(self.cross_entropy(logits, batch.y))

@@ -10,7 +10,6 @@ weighted mean is normalised within the batch, where other codebases divide by th
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm
@@ -39,4 +38,5 @@ class ReWeight(Algorithm):
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
         weights = self.class_weights[batch.domain, batch.y]
-        return StepOutput(torch.mean(weighted_cross_entropy(logits, batch.y, weights, batch.sizes)))
+        risks = weighted_cross_entropy(logits, batch.y, weights, batch.sizes, self.label_smoothing)
+        return StepOutput(risks.mean())

@@ -19,7 +19,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.functional.masking import challenged, dominant_kept
@@ -48,7 +47,7 @@ class RSC(Algorithm):
         features = self.features(batch.x)
         kept = self.mask(features.detach(), batch.y)
         logs: dict[str, Tensor | float] = {"muted": 1 - kept.float().mean()}
-        return StepOutput(F.cross_entropy(self.head(features * kept), batch.y), logs)
+        return StepOutput(self.cross_entropy(self.head(features * kept), batch.y), logs)
 
     def mask(self, features: Tensor, y: Tensor) -> Tensor:
         """The entries that stay: (n, h), (n,) -> (n, h) bool."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
@@ -50,12 +49,12 @@ class SAGM(Algorithm):
     def step(self, batch: Batch) -> Logs:
         batch = self.begin_step(batch)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(self(batch.x)[1], batch.y)
+        loss = self.cross_entropy(self(batch.x)[1], batch.y)
         loss.backward()
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         shift = matching_shift(global_norm(gradients).item(), self.hparams.radius, self.hparams.alpha)
         self._look_ahead.move(-shift)
-        perturbed = F.cross_entropy(self._look_ahead(batch.x)[1], batch.y)
+        perturbed = self.cross_entropy(self._look_ahead(batch.x)[1], batch.y)
         perturbed.backward()  # adds to the gradients of the first pass
         torch._foreach_mul_(gradients, 0.5)
         self.optimizer.step()

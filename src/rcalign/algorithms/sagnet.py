@@ -27,7 +27,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.functional.style import content_randomized, style_randomized, uniform_cross_entropy
@@ -77,11 +76,11 @@ class SagNet(Algorithm):
         plain = self.featurizer(batch.x)
         features = self._dropped(plain)
         weight, permutation = self.draw_style(len(batch))
-        content = F.cross_entropy(self.head(style_randomized(features, weight.to(features), permutation)), batch.y)
+        content = self.cross_entropy(self.head(style_randomized(features, weight.to(features), permutation)), batch.y)
         if three:
             self._update(content, "featurizer", "head")
             plain = self.featurizer(batch.x)
-        style = F.cross_entropy(self._style_logits(plain.detach()), batch.y)
+        style = self.cross_entropy(self._style_logits(plain.detach()), batch.y)
         self._update(style, "style_head")
         adversary = self.hparams.adversary_weight * uniform_cross_entropy(self._style_logits(plain))
         if three:

@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from torch.nn import functional as F
-
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
 from rcalign.functional.sharpness import global_norm, matching_shift
@@ -45,12 +43,12 @@ class SAM(Algorithm):
     def step(self, batch: Batch) -> Logs:
         batch = self.begin_step(batch)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(self(batch.x)[1], batch.y)
+        loss = self.cross_entropy(self(batch.x)[1], batch.y)
         loss.backward()
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         shift = matching_shift(global_norm(gradients).item(), self.hparams.radius, alpha=0.0)
         self._look_ahead.move(-shift, accumulate=False)
-        perturbed = F.cross_entropy(self._look_ahead(batch.x)[1], batch.y)
+        perturbed = self.cross_entropy(self._look_ahead(batch.x)[1], batch.y)
         perturbed.backward()
         self._look_ahead.take_gradients()
         self.optimizer.step()

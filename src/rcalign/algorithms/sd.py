@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from torch.nn import functional as F
-
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.functional.classification import mean_square
 from rcalign.registry import Traits, register
@@ -36,6 +34,6 @@ class SD(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
-        risk, penalty = F.cross_entropy(logits, batch.y), mean_square(logits)
+        risk, penalty = self.cross_entropy(logits, batch.y), mean_square(logits)
         loss = risk + self.hparams.penalty_weight * penalty
         return StepOutput(loss, {"risk": risk.detach(), "penalty": penalty.detach()})

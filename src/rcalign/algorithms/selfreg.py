@@ -21,7 +21,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
 from rcalign.errors import InputError
@@ -84,7 +83,7 @@ class SelfReg(Algorithm):
     def loss(self, batch: Batch) -> StepOutput:
         h = self.hparams
         features, logits = self(batch.x)
-        risk = F.cross_entropy(logits, batch.y)
+        risk = self.cross_entropy(logits, batch.y)
         share = self.draw_share()
         partners = self.draw_partners(batch.y)
         of_logits = partner_gaps(logits, logits, *partners, share)

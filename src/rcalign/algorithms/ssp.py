@@ -12,8 +12,6 @@ and is reported as such: rotation prediction from the run's pretrained backbone 
 
 from __future__ import annotations
 
-from torch.nn import functional as F
-
 from rcalign.algorithms.second_stage import SecondStage
 from rcalign.algorithms.ssp_pretext import require_square_images
 from rcalign.registry import Traits, register
@@ -34,4 +32,4 @@ class SSP(SecondStage):
 
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
-        return StepOutput(F.cross_entropy(logits, batch.y))
+        return StepOutput(self.cross_entropy(logits, batch.y))

@@ -41,7 +41,7 @@ def require_square_images(model: Algorithm) -> None:
     summary="predict an image's rotation, without labels",
     paper="Yang and Xu, Rethinking the Value of Labels for Improving Class-Imbalanced Learning (2020)",
     family="long-tailed, self-supervised",
-    traits=Traits(images_only=True, recipe_part=True),
+    traits=Traits(images_only=True, recipe_part=True, cross_entropy=False),
 )
 class SSPPretext(Algorithm):
     def build(self) -> None:

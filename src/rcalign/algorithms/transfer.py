@@ -24,10 +24,8 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.transferability import into_ball, largest_gap
 from rcalign.registry import register
 from rcalign.spaces import At, Choice, Field, LogUniform, Uniform
@@ -74,7 +72,7 @@ class Transfer(Algorithm):
 
     def step(self, batch: Batch) -> Logs:
         batch = self.begin_step(batch)
-        risk = F.cross_entropy(self(batch.x)[1], batch.y)
+        risk = self.cross_entropy(self(batch.x)[1], batch.y)
         self.descend(risk)  # (1)
         gap = self._gap(self.features_by_domain(batch), batch)
         self.optimizer.zero_grad(
@@ -86,7 +84,7 @@ class Transfer(Algorithm):
         return {"loss": risk.detach(), "gap": gap.detach()}
 
     def _gap(self, features: Tensor, batch: Batch) -> Tensor:
-        risks = domain_cross_entropy(self.adversary(features), batch.y, batch.sizes)
+        risks = self.domain_risks(self.adversary(features), batch.y, batch.sizes)
         return self.hparams.gap_weight * largest_gap(risks)
 
     def _train_adversary(self, batch: Batch, gap: Tensor) -> Tensor:

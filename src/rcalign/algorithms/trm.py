@@ -89,7 +89,7 @@ class TRM(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         features, logits = self(batch.x)
-        risk = F.cross_entropy(logits, batch.y)
+        risk = self.cross_entropy(logits, batch.y)
         transfer = features.new_zeros(())
         if self.steps_done >= self.hparams.start_step:
             with torch.autocast(features.device.type, enabled=False):  # half precision loses the series

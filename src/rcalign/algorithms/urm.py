@@ -24,7 +24,6 @@ from typing import Annotated
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.functional.adversarial import taken_for_noise, told_from_noise
@@ -113,7 +112,7 @@ class URM(Algorithm):
     def step(self, batch: Batch) -> Logs:
         h, batch = self.hparams, self.begin_step(batch)
         features, logits = self(batch.x)
-        risk = F.cross_entropy(logits, batch.y)
+        risk = self.cross_entropy(logits, batch.y)
         adversary = taken_for_noise(self.discriminator(features))
         loss = risk + h.adversary_weight * adversary
         self.descend(loss)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from rcalign.algorithms.annealing import AnnealedHparams, AnnealedPenalty
-from rcalign.functional.classification import domain_cross_entropy
 from rcalign.functional.invariance import risk_variance
 from rcalign.registry import Traits, register
 from rcalign.spaces import Field, LogUniform
@@ -40,5 +39,5 @@ class VREx(AnnealedPenalty):
 
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)
-        risks = domain_cross_entropy(logits, batch.y, batch.sizes)
+        risks = self.domain_risks(logits, batch.y, batch.sizes)
         return self.penalised(risks.mean(), risk_variance(risks))

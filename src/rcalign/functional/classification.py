@@ -18,13 +18,13 @@ def domain_means(values: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.stack([part.mean() for part in torch.split(values, list(sizes))])
 
 
-def domain_cross_entropy(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+def domain_cross_entropy(logits: Tensor, y: Tensor, sizes: Sequence[int], label_smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy of each domain: logits (N, C), y (N,) -> (K,).
 
     >>> domain_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1]), (2, 1))
     tensor([0.6931, 0.6931])
     """
-    return domain_means(F.cross_entropy(logits, y, reduction="none"), sizes)
+    return domain_means(F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing), sizes)
 
 
 def mean_square(logits: Tensor) -> Tensor:

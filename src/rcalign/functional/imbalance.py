@@ -88,7 +88,9 @@ def expected_log_shares(counts: Tensor) -> Tensor:
     return mean * (1 - error / spread).clamp(min=0) if spread > 0 else mean
 
 
-def weighted_cross_entropy(logits: Tensor, y: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
+def weighted_cross_entropy(
+    logits: Tensor, y: Tensor, weights: Tensor, sizes: Sequence[int], label_smoothing: float = 0.0
+) -> Tensor:
     """Weighted mean of the cross-entropy within each domain: sum_i w_i ce_i / sum_i w_i, -> (K,).
 
     logits (N, C), y (N,), weights (N,) of the samples. A domain whose weights are all zero contributes exactly zero.
@@ -96,7 +98,7 @@ def weighted_cross_entropy(logits: Tensor, y: Tensor, weights: Tensor, sizes: Se
     >>> weighted_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1]), torch.tensor([2.0, 1.0, 0.0]), (2, 1))
     tensor([0.6931, 0.0000])
     """
-    ce = F.cross_entropy(logits, y, reduction="none")
+    ce = F.cross_entropy(logits, y, reduction="none", label_smoothing=label_smoothing)
     total = domain_means(weights, sizes)
     return domain_means(weights * ce, sizes) / torch.where(total > 0, total, 1.0)
 

@@ -7,9 +7,11 @@ With base learning rate r, step t = 0, 1, ..., T - 1 and layer l of L (0 is the 
     schedule(t)     1, or with "cosine" (1 + cos(pi s)) / 2, s = max(0, t - w) / (T - w), w = schedule_warm_up
     adamw           weight decay taken off the weights themselves, not added to the gradient
     clip_gradient   the gradient of each optimizer's parameters scaled to at most this length
+    label_smoothing the target of a row is 1 - e + e / C for its label and e / C for each other of the C classes
     warm_up_head    for so many steps the featurizer's parameters are not updated: the head first, then everything
 
-Papers: Loshchilov and Hutter, AdamW (2019); Kumar et al., Fine-tuning can distort pretrained features (LP-FT, 2022).
+Papers: Szegedy et al., Rethinking the Inception Architecture (label smoothing, 2016); Loshchilov and Hutter, AdamW
+(2019); Kumar et al., Fine-tuning can distort pretrained features (LP-FT, 2022).
 Layers of timm's networks are timm's own groups.
 """
 
@@ -26,7 +28,7 @@ from rcalign.errors import InputError
 
 
 class FineTuning:
-    """What is changed about the optimizers of a model, and their learning rates before each step.
+    """What is changed about the optimizers and the loss of a model, and its learning rates before each step.
 
     >>> from rcalign.algorithms.erm import ERM
     >>> from rcalign.algorithms.base import Network
@@ -52,11 +54,13 @@ class FineTuning:
         layer_decay: float = 1.0,
         clip_gradient: float | None = None,
         warm_up_head: int = 0,
+        label_smoothing: float = 0.0,
     ) -> None:
         self._model, self._steps = model, steps
         self._adamw, self._schedule, self._warm_up = adamw, schedule, schedule_warm_up
         self._clip, self._warm_up_head = clip_gradient, warm_up_head
         self._scales = layer_scales(model, layer_decay) if layer_decay != 1 else {}
+        model.label_smoothing = label_smoothing
         self._step = 0
         self._known: list[torch.optim.Optimizer] = []
         self._adopt()

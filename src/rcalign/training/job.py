@@ -25,6 +25,7 @@ from rcalign.devices import resolve_device
 from rcalign.distributed import first_alone, together
 from rcalign.errors import InputError, unknown
 from rcalign.extensions import import_modules
+from rcalign.registry import RegisteredAlgorithm
 from rcalign.store.names import file_name, short_data_name
 from rcalign.store.run_folder import RunConfig, RunFolder, versions
 from rcalign.training.callbacks import Callback, make_callbacks
@@ -98,6 +99,7 @@ def prepare_run(
     if splits is None:
         _check_test_domains(dataset, protocol, options.test_domains)
     _check_network_options(options, arrays)
+    _check_label_smoothing(options, entry)
     values = hparams_of(entry, preset.name, options.hparams)
     if splits is None:
         splits = make_splits(dataset, protocol, options.test_domains, options.seed)
@@ -194,6 +196,14 @@ def _check_network_options(options: TrainOptions, arrays: bool) -> None:
     for name in ("freeze_backbone", "image_size", "weights") if arrays else ():
         if getattr(options, name):
             raise InputError(f"`{name}` needs images, but the data are arrays: leave it out.")
+
+
+def _check_label_smoothing(options: TrainOptions, entry: RegisteredAlgorithm) -> None:
+    if options.label_smoothing and not entry.traits.cross_entropy:
+        raise InputError(
+            f"`label_smoothing` is {options.label_smoothing:g}, but the loss of {entry.name} is no cross-entropy with "
+            "class labels: leave it out, or choose another algorithm."
+        )
 
 
 def _check_training_part(dataset: Dataset, splits: Splits) -> None:

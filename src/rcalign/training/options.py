@@ -60,9 +60,9 @@ class Option:
     group: str
     when_none: str | None = None
     flag: str | None = None
-    minimum: int | None = None
+    minimum: float | None = None
     above: float | None = None
-    maximum: int | None = None
+    maximum: float | None = None
     choices: tuple[str, ...] | None = None
     check: Callable[[Any], None] | None = None
     in_plan: bool = True
@@ -222,6 +222,15 @@ class TrainOptions:
     warm_up_head: Annotated[
         int, Option(help="Steps in which only the head is trained (LP-FT).", group=TUNING, minimum=0)
     ] = 0
+    label_smoothing: Annotated[
+        float,
+        Option(
+            help="Share of a label that is spread evenly over all classes, such as 0.1; 0: none.",
+            group=TUNING,
+            minimum=0,
+            maximum=0.99,
+        ),
+    ] = 0.0
     device: Annotated[
         str,
         Option(help="auto, cpu, cuda, cuda:1 or mps.", group=COMPUTING, in_plan=False, decides=False),
@@ -435,11 +444,11 @@ def checked_option(name: str, value: Any) -> Any:
         raise InputError(f"`{name}` is {value!r}, but {_WORDS[about.kind]} is expected.") from None
     if option.choices is not None and value not in option.choices:
         raise unknown(name, value, option.choices)
-    if option.minimum is not None and value < option.minimum:
+    if option.minimum is not None and not value >= option.minimum:
         raise InputError(f"`{name}` is {value}, but must be at least {option.minimum}.")
     if option.above is not None and not value > option.above:
         raise InputError(f"`{name}` is {value}, but must be more than {option.above}.")
-    if option.maximum is not None and value > option.maximum:
+    if option.maximum is not None and not value <= option.maximum:
         raise InputError(f"`{name}` is {value}, but must be at most {option.maximum}.")
     if option.check is not None:
         option.check(value)
