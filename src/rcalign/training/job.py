@@ -118,6 +118,8 @@ def prepare_run(
         if options.freeze_batch_norm is None
         else options.freeze_batch_norm,
         "image_size": image_size,
+        "lora": options.lora,
+        "lora_alpha": options.lora_alpha,
         "seed": options.seed,
     }
     task = make_task(dataset, splits, preset, device=device, progress=progress, **decided)
@@ -193,9 +195,13 @@ def _check_test_domains(dataset: Dataset, protocol: str, test_domains: tuple[str
 
 def _check_network_options(options: TrainOptions, arrays: bool) -> None:
     """Options for images are not silently left out where the data are rows or series."""
-    for name in ("freeze_backbone", "image_size", "weights") if arrays else ():
+    for name in ("freeze_backbone", "image_size", "weights", "lora") if arrays else ():
         if getattr(options, name):
             raise InputError(f"`{name}` needs images, but the data are arrays: leave it out.")
+    if options.lora is not None and options.freeze_backbone:
+        raise InputError("`lora` trains the backbone, which `freeze_backbone` leaves as it is: leave one of them out.")
+    if options.lora is None and options.lora_alpha is not None:
+        raise InputError("`lora_alpha` is given without `lora`: give the rank of the changes, such as `lora=8`.")
 
 
 def _check_label_smoothing(options: TrainOptions, entry: RegisteredAlgorithm) -> None:

@@ -168,6 +168,25 @@ class TrainOptions:
             flag="--freeze-batch-norm/--train-batch-norm",
         ),
     ] = None
+    lora: Annotated[
+        int | None,
+        Option(
+            help="LoRA: the backbone's linear layers learn changes of this rank, such as 8; the rest of it stays.",
+            group=NETWORK,
+            when_none="all weights are trained",
+            minimum=1,
+            maximum=4096,
+        ),
+    ] = None
+    lora_alpha: Annotated[
+        float | None,
+        Option(
+            help="With lora: the changes are multiplied by this over the rank.",
+            group=NETWORK,
+            when_none="twice the rank",
+            above=0,
+        ),
+    ] = None
     image_size: Annotated[
         int | None,
         Option(

@@ -26,6 +26,7 @@ from rcalign.data import loading
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import Part, validation_accuracy
 from rcalign.extensions import import_modules
+from rcalign.models.lora import merged
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training import job
@@ -64,7 +65,8 @@ def make_soup(
     configs = {path: read_config(path) for path in paths}
     check_shared_start(configs)
     paths.sort(key=lambda path: -_validation(path))
-    config = dataclasses.replace(configs[paths[0]], keep="best", average=None)
+    # changes of low rank are averaged as the weights that they come to, so the mean has none
+    config = dataclasses.replace(configs[paths[0]], keep="best", average=None, lora=None, lora_alpha=None)
     import_modules(config.imports)
     dataset = loading.load(config.data, skip_bad=config.skip_bad)
     if dataset.fingerprint != config.data_fingerprint:
@@ -130,7 +132,7 @@ def check_shared_start(configs: Mapping[Path, RunConfig]) -> None:
 
 def _weights(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The chosen weights of a run; of what other algorithms add to the network only what the first one has."""
-    found = load_weights(RunFolder(path).best_file)
+    found = merged(load_weights(RunFolder(path).best_file))
     missing = [name for name, value in like.items() if name not in found or found[name].shape != value.shape]
     if missing:
         raise InputError(

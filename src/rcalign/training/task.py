@@ -27,6 +27,7 @@ from rcalign.distributed import Workers, gathered_chunks, own_chunks
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
 from rcalign.models.backbones import Backbone, Standardised, build_backbone
 from rcalign.models.features import computed_once
+from rcalign.models.lora import add_lora
 from rcalign.models.weights import weights_fingerprint
 from rcalign.presets import Preset
 from rcalign.types import DataSpec
@@ -141,11 +142,13 @@ def make_task(
     image_size: int | None,
     device: torch.device,
     seed: int,
+    lora: int | None = None,
+    lora_alpha: float | None = None,
     progress: bool = False,
 ) -> Task:
     """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once).
 
-    image_size: side of the network's input; None for arrays.
+    image_size: side of the network's input; None for arrays. lora, lora_alpha: see ``models.lora``.
     """
     frozen, augmentation, encoding = None, None, None
     with seeded(seed):  # a backbone without pretrained weights starts from the run's seed
@@ -164,6 +167,8 @@ def make_task(
             )
             augmentation = Augmentation(size=image_size, mean=made.mean, std=made.std, **preset.augmentation)  # type: ignore[arg-type]
             inputs = Inputs(store, augmentation, device)
+            if lora is not None:
+                add_lora(made.featurizer, lora, lora_alpha)
             if freeze_backbone:
                 frozen = made.featurizer
                 features = frozen_features(dataset, inputs, made, progress)

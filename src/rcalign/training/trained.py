@@ -23,6 +23,7 @@ from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.extensions import import_modules
 from rcalign.models.backbones import build_backbone
+from rcalign.models.lora import merged
 from rcalign.presets import get_preset as get_preset
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training.task import placed, storage_size
@@ -169,7 +170,7 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     network = placed(Network(made.featurizer, made.features, config.spec.num_classes), device)
     hparams = spaces.build_hparams(entry.algorithm.Hparams, config.hparams)
     algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
-    algorithm.load_state_dict(load_weights(folder.best_file))
+    algorithm.load_state_dict(merged(load_weights(folder.best_file)))
     result = folder.result()
     calibration = (result.calibration if result is not None else None) or {}
     return TrainedModel(
