@@ -480,6 +480,17 @@ def soup(
     return average_runs(runs, out=out, kind=kind, progress=progress)
 
 
+def ensemble(runs: Sequence[str | Path], *, out: str | Path, progress: bool = False) -> dict[str, Any]:
+    """Averages the probabilities of finished runs with the same split into the run folder ``out``, and tests them.
+
+    runs: run folders, or folders of runs such as a sweep's; algorithms and networks may differ. The folder holds copies
+    of them. The result is that of a run, with ``runs``.
+    """
+    from rcalign.training.ensemble import make_ensemble
+
+    return make_ensemble(runs, out=out, progress=progress)
+
+
 def sweep_status(folder: str | Path) -> dict[str, Any]:
     """How far a sweep is, read from its folder alone, whether or not it is running."""
     from rcalign.store.sweep_folder import read_status

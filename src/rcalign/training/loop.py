@@ -185,20 +185,29 @@ def _finish(
     model.load_state_dict(load_weights(folder.best_file))
     parts = task.evaluate(model, bar)
     if averaged is not None and first:  # a row of its own: selection between runs must see what would be used
-        record = make_record(parts, task, at.step, {}, averaged=True)
+        record = make_record(parts, task.spec.domains, at.step, {}, averaged=True)
         folder.append(record)
         callbacks.evaluation(record)
     chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
     at.best_step = at.best_step if averaged is None else at.step
-    return run_result(parts, model, task, config, at, chosen)
+    return run_result(parts, config, at, chosen, task.dataset.shots, model.traits.batch_dependent)
 
 
 def run_result(
-    parts: Sequence[Part], model: Algorithm, task: Task, config: RunConfig, at: HowFar, weights: str
+    parts: Sequence[Part],
+    config: RunConfig,
+    at: HowFar,
+    weights: str,
+    shots: tuple[int, int],
+    batch_dependent: bool = False,
 ) -> RunResult:
-    """The result of a run from the outputs of its chosen weights. weights: how they were chosen, in words."""
-    counts = model.spec.count_matrix.numpy()
-    calibrated = calibration(parts, task.spec.domains)
+    """The result of a run from the outputs of its chosen weights.
+
+    weights: how they were chosen, in words. shots: the data set's limits of many and few. batch_dependent: a prediction
+    depends on the other rows of its batch.
+    """
+    spec = config.spec
+    calibrated = calibration(parts, spec.domains)
     return RunResult(
         algorithm=config.algorithm,
         seed=config.seed,
@@ -206,35 +215,36 @@ def run_result(
         preset=config.preset,
         data=config.data,
         test_domains=list(config.test_domains),
-        **summary(parts, list(task.spec.domains), counts, task.dataset.shots, calibrated["temperature"]),
+        **summary(parts, list(spec.domains), spec.count_matrix.numpy(), shots, calibrated["temperature"]),
         calibration=calibrated,
-        validation=validation_accuracy(parts, task.spec.domains),
+        validation=validation_accuracy(parts, spec.domains),
         steps=at.step,
         seconds=round(at.seconds, 2),
         best_step=at.best_step,
         weights=weights,
-        batch_dependent=model.traits.batch_dependent,
-        confusion=confusions(parts, task.spec.num_classes),
-        classes=list(task.spec.classes),
+        batch_dependent=batch_dependent,
+        confusion=confusions(parts, spec.num_classes),
+        classes=list(spec.classes),
     )
 
 
 def _evaluate(model: Algorithm, task: Task, at: HowFar, logs: Mapping[str, Tensor | float], bar: Progress) -> Record:
-    return make_record(task.evaluate(model, bar), task, at.step, logs)
+    return make_record(task.evaluate(model, bar), task.spec.domains, at.step, logs)
 
 
 def make_record(
-    parts: Sequence[Part], task: Task, step: int, logs: Mapping[str, Tensor | float], averaged: bool = False
+    parts: Sequence[Part], sources: Sequence[str], step: int, logs: Mapping[str, Tensor | float], averaged: bool = False
 ) -> Record:
+    """One evaluation. sources: the domains that train, whose validation parts choose."""
     return Record(
         step=step,
         loss=float(logs["loss"]) if "loss" in logs else None,
         metrics=measure(parts),
-        validation=validation_accuracy(parts, task.spec.domains),
+        validation=validation_accuracy(parts, sources),
         averaged=averaged,
         logs={
             **{name: float(value) for name, value in logs.items() if name != "loss"},
-            "validation_loss": validation_loss(parts, task.spec.domains),
+            "validation_loss": validation_loss(parts, sources),
         },
     )
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rcalign.checkpoints import load_weights, save_weights
 from rcalign.data import loading
+from rcalign.data.source import Dataset
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.evaluate import Part, validation_accuracy
 from rcalign.extensions import import_modules
@@ -64,13 +65,11 @@ def make_soup(
         raise InputError(f"a soup takes two or more finished runs with weights, but found {len(paths)}: name more.")
     configs = {path: read_config(path) for path in paths}
     check_shared_start(configs)
-    paths.sort(key=lambda path: -_validation(path))
+    paths.sort(key=lambda path: -validation_of(path))
     # changes of low rank are averaged as the weights that they come to, so the mean has none
     config = dataclasses.replace(configs[paths[0]], keep="best", average=None, lora=None, lora_alpha=None)
     import_modules(config.imports)
-    dataset = loading.load(config.data, skip_bad=config.skip_bad)
-    if dataset.fingerprint != config.data_fingerprint:
-        raise InputError(f"the data '{config.data}' changed since the runs were trained: restore them.")
+    dataset = data_of(config)
     task = job.prepare_run(options_from(dataclasses.asdict(config)), dataset, data=config.data).task
     model = make_model(task, config)
     names = [name for name, _ in model.named_parameters()]
@@ -100,9 +99,10 @@ def make_soup(
         save_weights(folder.best_file, model.state_dict())
         seconds = sum(result.seconds for path in chosen if (result := RunFolder(path).result()) is not None)
         at = HowFar(step=config.steps, best_step=config.steps, seconds=seconds)
-        folder.append(make_record(parts, task, at.step, {}, averaged=True))
+        folder.append(make_record(parts, config.spec.domains, at.step, {}, averaged=True))
         write_json(folder.path / "soup.json", {"kind": kind, "runs": [str(path.resolve()) for path in chosen]})
-        result = run_result(parts, model, task, config, at, f"{kind} mean of {len(chosen)} runs of {len(paths)}")
+        words = f"{kind} mean of {len(chosen)} runs of {len(paths)}"
+        result = run_result(parts, config, at, words, dataset.shots, model.traits.batch_dependent)
         folder.finish(result)
     finally:
         folder.release()
@@ -110,12 +110,20 @@ def make_soup(
 
 
 def finished_runs(folder: Path) -> list[Path]:
-    """The finished runs with weights in a folder, which may be one itself."""
+    """The finished runs with weights in a folder, which may be one itself; not what lies inside a run."""
     found = [file.parent for file in folder.rglob("result.json") if (file.parent / "config.json").exists()]
-    kept = sorted(path for path in found if RunFolder(path).best_file.exists() and path.name != "stage-1")
+    kept = sorted(path for path in found if RunFolder(path).best_file.exists() and not set(path.parents) & set(found))
     if not kept:
         raise InputError(f"'{folder}' holds no finished run with weights: name run folders, or a folder of them.")
     return kept
+
+
+def data_of(config: RunConfig) -> Dataset:
+    """The data that runs were trained on, if they are the same still."""
+    dataset = loading.load(config.data, skip_bad=config.skip_bad)
+    if dataset.fingerprint != config.data_fingerprint:
+        raise InputError(f"the data '{config.data}' changed since the runs were trained: restore them.")
+    return dataset
 
 
 def check_shared_start(configs: Mapping[Path, RunConfig]) -> None:
@@ -142,7 +150,8 @@ def _weights(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: found[name].to(value.dtype) for name, value in like.items()}
 
 
-def _validation(path: Path) -> float:
+def validation_of(path: Path) -> float:
+    """The validation accuracy of a finished run."""
     result = RunFolder(path).result()
     assert result is not None
     return result.validation

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rcalign import registry, spaces
-from rcalign.algorithms.base import Algorithm, Network, seeded
+from rcalign.algorithms.base import Algorithm, Network, evaluating, seeded
 from rcalign.checkpoints import load_weights
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import evaluation_batches
@@ -25,8 +26,74 @@ from rcalign.extensions import import_modules
 from rcalign.models.backbones import build_backbone
 from rcalign.models.lora import merged
 from rcalign.presets import get_preset as get_preset
+from rcalign.registry import Traits
+from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training.task import placed, storage_size
+
+MEMBERS = "members"  # the folder of an ensemble's runs
+
+
+class Ensemble(nn.Module):
+    """Several trained models as one, whose logits are the logarithm of the mean of their calibrated probabilities.
+
+    Inputs (n, ...) are those of the first member; a member whose pixels have another mean and deviation gets them
+    rescaled. Features are those of all members, side by side.
+    """
+
+    def __init__(self, members: Sequence[TrainedModel]) -> None:
+        super().__init__()
+        first = members[0].algorithm
+        self.name, self.spec, self.head = first.name, first.spec, nn.Identity()
+        self.traits = Traits(
+            batch_dependent=any(member.algorithm.traits.batch_dependent for member in members),
+            balanced_sampling=first.traits.balanced_sampling,
+        )
+        self.networks = nn.ModuleList(_Member(member, members[0].augmentation) for member in members)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (n, ...) -> features (n, h) and logits (n, C)."""
+        outputs = [network(x) for network in self.networks]
+        logs = torch.stack([torch.log_softmax(logits, 1) for _, logits in outputs])
+        return torch.cat([features for features, _ in outputs], 1), torch.logsumexp(logs, 0) - math.log(len(outputs))
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C), in evaluation mode."""
+        with evaluating(self):
+            return self(x)[1]
+
+    @torch.no_grad()
+    def embed(self, x: Tensor) -> Tensor:
+        """Features (n, h), in evaluation mode."""
+        with evaluating(self):
+            return self(x)[0]
+
+
+class _Member(nn.Module):
+    """A model of an ensemble: inputs of the first one -> its own features and calibrated logits."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: TrainedModel, first: Augmentation | None) -> None:
+        super().__init__()
+        self.frozen: nn.Module = nn.Identity() if model.frozen is None else model.frozen
+        self.algorithm, self.temperature = model.algorithm, model.temperature
+        own = model.augmentation
+        self.rescales = own is not None and first is not None and (own.mean, own.std) != (first.mean, first.std)
+        if self.rescales:
+            assert own is not None and first is not None
+            (mean, std), (to_mean, to_std) = (
+                (torch.tensor(part.mean)[:, None, None], torch.tensor(part.std)[:, None, None]) for part in (first, own)
+            )
+            self.register_buffer("scale", (std / to_std).to(model.device))
+            self.register_buffer("shift", ((mean - to_mean) / to_std).to(model.device))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x * self.scale + self.shift if self.rescales else x
+        features, logits = self.algorithm(self.frozen(x))
+        return features, logits / self.temperature
 
 
 @dataclass(frozen=True)
@@ -39,7 +106,7 @@ class TrainedModel:
     """
 
     config: RunConfig
-    algorithm: Algorithm
+    algorithm: Algorithm | Ensemble
     frozen: nn.Module | None
     augmentation: Augmentation | None
     device: torch.device
@@ -135,11 +202,33 @@ def input_kind(config: RunConfig) -> str:
     return "rows" if config.table is None else "table"
 
 
+def _load_ensemble(folder: RunFolder, config: RunConfig, device: torch.device) -> TrainedModel:
+    places = sorted((folder.path / MEMBERS).iterdir(), key=lambda place: int(place.name))
+    return ensemble_of([load_trained(place, device) for place in places], config, folder.result())
+
+
+def ensemble_of(members: Sequence[TrainedModel], config: RunConfig, result: RunResult | None) -> TrainedModel:
+    """Trained models as one. result: of the ensemble, None as long as it was not measured."""
+    first = members[0]
+    return TrainedModel(
+        config,
+        Ensemble(members).to(first.device),
+        None,
+        first.augmentation,
+        first.device,
+        temperature=1.0 if result is None else result.temperature,
+        calibrated=result is not None and bool((result.calibration or {}).get("rows")),
+        finished=result is not None,
+    )
+
+
 def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     """The model of a run folder, with the weights that validation chose."""
     config = read_config(run)
     import_modules(config.imports)
     folder = RunFolder(run)
+    if (folder.path / MEMBERS).is_dir():
+        return _load_ensemble(folder, config, device)
     if not folder.best_file.exists() and config.keep == "none":
         raise InputError(f"the run '{run}' kept no weights (`keep=none`): train it again with `keep=best`.")
     if not folder.best_file.exists():
