@@ -17,6 +17,7 @@ COMMANDS = {
     "rcalign train --help": ["train", "--help"],
     "rcalign data list": ["data", "list"],
     "rcalign algorithms": ["algorithms"],
+    "rcalign algorithms NAME": ["algorithms", "RC-Align"],
     "rcalign report, of nothing": ["report", "nothing"],
     "an unknown algorithm": ["train", "emoji", "--algorithm", "EMR"],
 }

@@ -27,7 +27,7 @@ LAYERS = [
     {"data"},
     {"models"},
     {"algorithms"},
-    {"catalogue", "environment"},
+    {"hparams_reader", "catalogue", "environment"},
     {"evaluation"},
     {"training"},
     {"selection"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import rcalign.algorithms  # noqa: F401  (registers)
-from rcalign import registry
+from rcalign import registry, spaces
+from rcalign.hparams_reader import read_hparams
 
 HEAVY = ("torch", "ray", "timm", "sklearn", "pandas", "plotly", "matplotlib")
 LIMIT = 1.5  # seconds of processor time
@@ -34,6 +36,14 @@ def test_what_is_read_of_the_files_is_what_they_register() -> None:
         assert all(getattr(found, field) == getattr(entry, field) for field in ("summary", "paper", "family", "traits"))
 
 
+def test_hyperparameters_are_the_same_read_and_imported() -> None:
+    for found in registry._read_descriptions():
+        assert found.defined_in is not None
+        read, imported = read_hparams(*found.defined_in), registry.get(found.name).algorithm.Hparams
+        assert list(spaces.fields_of(read).items()) == list(spaces.fields_of(imported).items()), found.name
+        assert dataclasses.asdict(read()) == dataclasses.asdict(imported()), found.name
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -42,6 +52,8 @@ def test_what_is_read_of_the_files_is_what_they_register() -> None:
         (0, ["data", "list"]),
         (0, ["doctor"]),
         (0, ["algorithms"]),
+        (0, ["algorithms", "BoDA-M_r,c"]),
+        (0, ["algorithms", "EQRM", "--json"]),
         (2, ["algorithms", "EMR"]),
         (2, ["train", "nothing"]),
         (2, ["train", "emoji", "--algorithm", "EMR"]),

@@ -1,4 +1,4 @@
-"""What there is to choose from. A list is made without importing torch, which takes seconds."""
+"""What there is to choose from, said without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from rcalign import registry, spaces
 from rcalign.extensions import import_modules
+from rcalign.hparams_reader import read_hparams
 from rcalign.registry import Description
 
 GROUP = "rcalign.algorithms"  # of entry points
@@ -25,11 +26,9 @@ def list_algorithms(imports: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 def describe_algorithm(name: str, imports: Sequence[str] = ()) -> dict[str, Any]:
     """The same of one, with its hyperparameters: field -> default, meaning, choices, search space."""
-    find_algorithm(name, imports)  # a wrong name is noticed before torch is imported
-    import rcalign.algorithms  # noqa: F401  (registers)
-
-    entry = registry.get(name)
-    start = entry.algorithm.Hparams()
+    about = find_algorithm(name, imports)
+    hparams = _hparams_of(about)
+    start = hparams()
     fields = {
         field: {
             "default": getattr(start, field),
@@ -37,9 +36,15 @@ def describe_algorithm(name: str, imports: Sequence[str] = ()) -> dict[str, Any]
             "choices": list(note.choices) if note.choices else None,
             "search": None if note.space is None else str(note.space),
         }
-        for field, note in spaces.fields_of(entry.algorithm.Hparams).items()
+        for field, note in spaces.fields_of(hparams).items()
     }
-    return {**_row(entry, _costs()), "hparams": fields}
+    return {**_row(about, _costs()), "hparams": fields}
+
+
+def _hparams_of(about: Description) -> type:
+    if about.defined_in is not None:
+        return read_hparams(*about.defined_in)
+    return registry.get(about.name).algorithm.Hparams
 
 
 def find_algorithm(name: str, imports: Sequence[str] = ()) -> Description:

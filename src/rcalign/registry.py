@@ -75,13 +75,17 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What is said of an algorithm where it is registered."""
+    """What is said of an algorithm where it is registered.
+
+    defined_in: file and class in ``algorithms/``, of a description that was read without importing the class.
+    """
 
     name: str
     summary: str
     paper: str
     family: str
     traits: Traits = Traits()
+    defined_in: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +160,16 @@ def _read_descriptions() -> tuple[Description, ...]:
     found = []
     for file in sorted((Path(__file__).parent / "algorithms").glob("*.py")):
         constants: dict[str, ast.expr] = {}
-        for node in ast.parse(file.read_text()).body:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 constants[node.targets[0].id] = node.value
-            for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for mark in node.decorator_list:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "register":
                     values = {word.arg: _literal(word.value, constants) for word in mark.keywords if word.arg}
-                    found.append(Description(name=ast.literal_eval(mark.args[0]), **values))
+                    name = ast.literal_eval(mark.args[0])
+                    found.append(Description(name=name, **values, defined_in=(file.stem, node.name)))
     return tuple(found)
 
 

@@ -51,7 +51,9 @@ class BoDAMr(BoDAr):
         temperature: Annotated[
             float, Field("temperature of the alignment", LogUniform(10**-1.5, 10**0.5), minimum=1e-6)
         ] = 1.0
-        covariance: Annotated[str, Field("what is kept of a pair's covariance", choices=ma.FORMS)] = "diagonal"
+        covariance: Annotated[
+            str, Field("what is kept of a pair's covariance", choices=("diagonal", "pooled", "full"))
+        ] = "diagonal"
         shrinkage: Annotated[
             float, Field("samples that the pooled covariance counts for", LogUniform(1, 100), minimum=0)
         ] = 10.0

@@ -47,7 +47,7 @@ class URM(Algorithm):
             float, Field("weight of being taken for noise, for the features", Uniform(0.0, 0.2), minimum=0)
         ] = 0.1
         activation: Annotated[
-            str, Field("what bounds the features", Choice("tanh", "relu"), choices=tuple(ACTIVATIONS))
+            str, Field("what bounds the features", Choice("tanh", "relu"), choices=("tanh", "relu", "sigmoid"))
         ] = "tanh"
         discriminator_layers: Annotated[
             int, Field("hidden layers of the discriminator after the first", Choice(1, 2, 3), minimum=0)
