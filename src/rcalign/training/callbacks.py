@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rcalign.algorithms.base import Algorithm
 from rcalign.errors import InputError, unknown
 from rcalign.extensions import import_modules
 from rcalign.store.json_files import read_object, write_json
@@ -28,6 +27,9 @@ from rcalign.store.names import file_name, short_data_name
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import Record, RunConfig, RunFolder
 from rcalign.training.options import LOGGERS
+
+if TYPE_CHECKING:  # reports use what is here, and answer before torch is imported
+    from rcalign.algorithms.base import Algorithm
 
 STEPS_BETWEEN = 10  # between two calls of ``on_step``: reading a number makes the host wait for a GPU
 STEP, EVALUATION, AVERAGED = 0, 1, 2  # what happens after one step, in this order
