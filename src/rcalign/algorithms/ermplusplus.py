@@ -8,11 +8,11 @@ mean of the weights after the steps ``average_from`` and later (``training.avera
 
 Paper: Teterwak et al., ERM++: An Improved Baseline for Domain Generalization (2023). The paper's parts that belong to
 training and data are not in here: the pretrained weights and trained batch norm (preset ``domainbed-2024``), and the
-second training on training and validation data together. Departures: the validation loss is that of the network, the
-paper's that of the averaged one. DomainBed has the rule and never calls it (preset ``domainbed-2024``). Batch-norm
-statistics are recomputed for the averaged weights (DomainBed averages them too, and passes each batch through the
-averaged network). DomainBed's 500 warm-up steps are 501, and its average begins one step before the step 600 that it
-names: both counted here as they are made.
+second training on training and validation data together (option ``train_on_validation``). Departures: the validation
+loss is that of the network, the paper's that of the averaged one. DomainBed has the rule and never calls it (preset
+``domainbed-2024``). Batch-norm statistics are recomputed for the averaged weights (DomainBed averages them too, and
+passes each batch through the averaged network). DomainBed's 500 warm-up steps are 501, and its average begins one step
+before the step 600 that it names: both counted here as they are made.
 """
 
 from __future__ import annotations

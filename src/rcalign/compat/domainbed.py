@@ -151,7 +151,9 @@ def _obstacle(entry: RegisteredAlgorithm) -> str | None:
     if entry.traits.needs_counts:
         return "needs the number of training samples of each class"
     if entry.traits.averages is not None and entry.traits.averages_when is None:
-        return "averages weights by the validation loss"
+        if entry.traits.averages == "swad":
+            return "averages weights by the validation loss"
+        return "keeps the mean of its weights, which DomainBed's loop neither makes nor evaluates"
     if entry.algorithm.refresh_due is not OurAlgorithm.refresh_due:
         return "needs the features of the whole training set now and then"
     return None

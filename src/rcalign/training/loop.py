@@ -60,6 +60,17 @@ class HowFar:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class FirstTraining:
+    """What a training that repeats another with more rows takes over from it, having no rows left to choose by.
+
+    steps: how long to train. validation_losses: by step, of the first training's evaluations.
+    """
+
+    steps: int
+    validation_losses: Mapping[int, float]
+
+
 def run_loop(
     model: Algorithm,
     task: Task,
@@ -71,8 +82,12 @@ def run_loop(
     callbacks: Callbacks | None = None,
     resume: bool = False,
     progress: bool = False,
+    repeats: FirstTraining | None = None,
 ) -> RunResult:
-    """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result."""
+    """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result.
+
+    repeats: train as long as that says instead, observe its validation losses, and choose the last weights.
+    """
     here = workers()
     callbacks = callbacks or Callbacks((), folder)
     tuning = _fine_tuning(model, config)
@@ -91,12 +106,13 @@ def run_loop(
     on_cpu = task.inputs.device.type == "cpu"
     if on_cpu and task.inputs.augmentation is not None:  # rows of numbers never need blocks that large
         keep_freed_memory()
+    until = config.steps if repeats is None else repeats.steps
     logs: Mapping[str, Tensor | float] = {}
     first_alone(lambda: callbacks.start(config, model))
     started = time.perf_counter() - at.seconds
     with callbacks, asked_to_stop() as asked, _bar(progress and here.is_first) as bar:
-        line = bar.add_task(config.algorithm, total=config.steps, completed=at.step, figures="")
-        for batch in batches.iterate(at.step, config.steps, workers=1):
+        line = bar.add_task(config.algorithm, total=until, completed=at.step, figures="")
+        for batch in batches.iterate(at.step, until, workers=1):
             if averaging is not None and averaging.finished:
                 break
             if model.refresh_due():
@@ -109,7 +125,7 @@ def run_loop(
                 in_pieces = adds_up and config.accumulate > 1
                 logs = model.step_in_pieces(batch, config.accumulate) if in_pieces else model.step(batch)
             at.step += 1
-            last = at.step == config.steps
+            last = at.step == until
             due = at.step % config.evaluate_every == 0 or last
             # reading a number makes the host wait for a GPU: there only now and then
             if (due or on_cpu or at.step % CHECK_EVERY == 0) and not math.isfinite(float(logs["loss"])):
@@ -126,10 +142,11 @@ def run_loop(
             if due:
                 at.seconds = time.perf_counter() - started
                 record = _evaluate(model, task, at, logs, bar)
-                model.observe(record.logs["validation_loss"])
+                loss = record.logs["validation_loss"] if repeats is None else repeats.validation_losses[at.step]
+                model.observe(loss)
                 if averaging is not None:
-                    averaging.observe(record.logs["validation_loss"])
-                best = record.validation > at.best_validation
+                    averaging.observe(loss)
+                best = record.validation > at.best_validation if repeats is None else last
                 if best:
                     at.best_validation, at.best_step = record.validation, at.step
                 if here.is_first:

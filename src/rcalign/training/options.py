@@ -241,6 +241,13 @@ class TrainOptions:
     warm_up_head: Annotated[
         int, Option(help="Steps in which only the head is trained (LP-FT).", group=TUNING, minimum=0)
     ] = 0
+    train_on_validation: Annotated[
+        bool,
+        Option(
+            help="At the end train once more, with the validation rows too, as long as validation said (ERM++).",
+            group=METHOD,
+        ),
+    ] = False
     label_smoothing: Annotated[
         float,
         Option(

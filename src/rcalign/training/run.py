@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +20,11 @@ from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, make_averaging
 from rcalign.training.callbacks import Callback, Callbacks
-from rcalign.training.loop import run_loop
-from rcalign.training.task import Task
+from rcalign.training.loop import FirstTraining, HowFar, make_record, run_loop, run_result
+from rcalign.training.task import Task, with_validation_rows
 from rcalign.training.tracking import Tracker
+
+WITH_VALIDATION = "with-validation"  # the folder of the second training, inside that of the run
 
 
 def hparams_of(entry: RegisteredAlgorithm, preset: str, options: Mapping[str, Any]) -> BaseHparams:
@@ -79,6 +82,8 @@ def complete(
                 resume=resume,
                 progress=progress,
             )
+            if config.train_on_validation:
+                model, result = _train_again(model, result, task, folder, config, progress)
             if workers().is_first:
                 folder.finish(result)
         if workers().is_first:
@@ -98,6 +103,10 @@ def complete(
 
 def _tidy(folder: RunFolder, config: RunConfig) -> None:
     """Leaves on the disk what a finished run keeps."""
+    again = RunFolder(folder.path / WITH_VALIDATION)
+    if again.best_file.exists():  # after the result was written: a kill in between must not mix the two trainings
+        os.replace(again.best_file, folder.best_file)
+        again.drop_what_is_not_kept("none")
     folder.drop_what_is_not_kept(config.keep)
     first = RunFolder(folder.path / "stage-1")
     if first.config_file.exists():
@@ -105,6 +114,46 @@ def _tidy(folder: RunFolder, config: RunConfig) -> None:
     if config.kept_precision == "bf16":
         for file in folder.path.rglob("*.safetensors"):
             save_weights(file, {name: shortened(value) for name, value in load_weights(file).items()})
+
+
+def _train_again(
+    model: Algorithm, result: RunResult, task: Task, folder: RunFolder, config: RunConfig, progress: bool
+) -> tuple[Algorithm, RunResult]:
+    """The run repeated with the validation rows of the source domains among the training rows.
+
+    It starts from the same weights and is as long as the first training was to its chosen weights, with the averaging
+    and the learning rates that the first one's validation losses led to. The figures on validation rows, and the
+    temperature, stay those of the first training, since the second has seen these rows.
+    """
+    first = task.evaluate(model)
+    losses = {row.step: row.logs["validation_loss"] for row in folder.records() if not row.averaged}
+    repeats = FirstTraining(result.best_step if config.average is None else result.steps, losses)
+    more = with_validation_rows(task)
+    again = RunFolder(folder.path / WITH_VALIDATION)
+    more_config = dataclasses.replace(config, spec=more.spec, train_on_validation=False, keep="best")
+    model = make_model(more, more_config)
+    if config.stage_one is not None:
+        stage_one = RunFolder(folder.path / "stage-1")
+        part = registry.get(config.stage_one).traits.recipe_part
+        model.start_from(load_weights(stage_one.last_file if part else stage_one.best_file))
+    resume = again.config_file.exists()
+    _begin(again, more_config, resume)
+    try:
+        averaging = _averaging(config, model)
+        second = run_loop(
+            model, more, again, more_config, averaging=averaging, resume=resume, progress=progress, repeats=repeats
+        )
+    finally:
+        again.release()
+    sources = set(task.spec.domains)
+    unseen = [part for part in first if part.part == "val" and part.domain in sources]
+    parts = [*unseen, *(part for part in task.evaluate(model) if part.part == "test" or part.domain not in sources)]
+    at = HowFar(step=repeats.steps, best_step=repeats.steps, seconds=result.seconds + second.seconds)
+    if workers().is_first:
+        folder.keep_records_until(config.steps)
+        folder.append(make_record(parts, task.spec.domains, at.step, {}, averaged=True))
+    words = f"{result.weights}; then trained again for {repeats.steps} steps with the validation rows"
+    return model, run_result(parts, config, at, words, task.dataset.shots, model.traits.batch_dependent)
 
 
 def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:

@@ -61,7 +61,11 @@ def without_training_rows(
         own = own_data(run, model)
     except InputError:
         return rows_of, ["The data that the run was trained on are not there, so rows of them are not recognised here."]
-    trained = np.concatenate(list(make_splits(own, config.protocol, config.test_domains, config.seed).train.values()))
+    splits = make_splits(own, config.protocol, config.test_domains, config.seed)
+    parts = [*splits.train.values()]
+    if config.train_on_validation:
+        parts += [splits.val[name] for name in splits.train if name in splits.val]
+    trained = np.concatenate(parts)
     seen = rows_also_in(dataset, own, trained)
     if not seen.any():
         return rows_of, []

@@ -189,6 +189,15 @@ def make_task(
     return Task(dataset, splits, spec, inputs, made, frozen, augmentation, encoding)
 
 
+def with_validation_rows(task: Task) -> Task:
+    """The same task with the validation rows of the source domains among the training rows; they stay in val too."""
+    splits = task.splits
+    train = {name: np.union1d(rows, splits.val.get(name, rows[:0])) for name, rows in splits.train.items()}
+    labels, classes = task.dataset.y, task.spec.num_classes
+    counts = tuple(tuple(int(n) for n in np.bincount(labels[rows], minlength=classes)) for rows in train.values())
+    return replace(task, splits=replace(splits, train=train), spec=replace(task.spec, counts=counts))
+
+
 def storage_size(size: int, native: int | None) -> int:
     """The side at which images are kept: some room above the crop for photographs, the drawing's own size if known."""
     return native or round(size * 8 / 7)

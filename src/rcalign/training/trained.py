@@ -124,6 +124,11 @@ class TrainedModel:
             )
         if not self.calibrated:
             notes.append("The probabilities are not calibrated: a confidence says little about how often it is right.")
+        if self.config.train_on_validation:
+            notes.append(
+                "The model was also trained on the validation rows of its source domains: what is measured on them now "
+                "is too good."
+            )
         return notes
 
     @torch.no_grad()
