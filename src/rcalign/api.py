@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,6 +37,11 @@ from rcalign.training.evaluate_run import evaluate_run
 from rcalign.training.options import DEFAULT_ALGORITHM, checked_option, train_options
 from rcalign.training.run_data import LabelledOutputs, untrained_outputs
 from rcalign.training.trained import TrainedModel, load_trained
+
+if TYPE_CHECKING:
+    from rcalign.store.sweep_folder import SweepFolder
+    from rcalign.sweeps.plan import PlannedRun, Sweep
+    from rcalign.sweeps.resources import Resources
 
 
 def train(
@@ -405,6 +410,9 @@ def sweep(
     dry_run: bool = False,
     measured_by: Sequence[str | Path] = (),
     keep: str | None = None,
+    slurm: str | None = None,
+    slurm_tasks: int | None = None,
+    join: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Trains all runs of a sweep file, or of a recipe by its name, and returns how far it came.
@@ -413,8 +421,10 @@ def sweep(
     cluster; without it, Ray runs on this machine. retry_failed: try again what failed before. stalled_after: seconds
     without a sign of life after which a run is stopped. dry_run: plan only; measured_by: finished runs, best one of
     each data set, from which disk and hours are then forecast. keep: which weights finished runs keep, in place of what
-    the file says. The result is ``sweep_status`` with
-    ``stopped``, None or in a sentence why the sweep ended early.
+    the file says. slurm: options for ``sbatch``; an array job of at most ``slurm_tasks`` tasks (16) is submitted, which
+    train the runs, and its number, tasks and script are under ``slurm`` in the result. join: train, in this process,
+    runs that no other process trains; this is what those tasks do. The result is ``sweep_status`` with ``stopped``,
+    None or in a sentence why the sweep ended early.
     """
     from rcalign.store.sweep_folder import SweepFolder
     from rcalign.sweeps import plan_file
@@ -424,11 +434,23 @@ def sweep(
     planned = plan_file.read_plan(plan)
     if keep is not None:
         planned = dataclasses.replace(planned, settings={**planned.settings, "keep": checked_option("keep", keep)})
+    given = {"ray": ray is not None, "slurm": slurm is not None, "join": join}
+    if sum(given.values()) > 1:
+        names = " and ".join(f"`{name}`" for name, here in given.items() if here)
+        raise InputError(f"{names} are two ways to train a sweep: give one of them.")
+    if workers is not None and (join or slurm is not None):
+        raise InputError("`workers` is for Ray: leave it out, or give `slurm_tasks` with `slurm`.")
+    if slurm_tasks is not None and slurm is None:
+        raise InputError("`slurm_tasks` is given without `slurm`: give the options for sbatch too, or leave it out.")
+    if slurm is not None:
+        from rcalign.sweeps.slurm import check_slurm
+
+        sbatch_options = check_slurm(slurm, gpus_per_run, slurm_tasks)
     if ray is not None and not dry_run:
         check_address(ray)  # before ray is imported and the data are read, which may take longer
-    from rcalign.sweeps import run_on_ray
+    from rcalign.sweeps.resources import Resources
 
-    resources = run_on_ray.Resources(
+    resources = Resources(
         address=ray,
         cpus_per_run=cpus_per_run,
         gpus_per_run=gpus_per_run,
@@ -450,8 +472,56 @@ def sweep(
             if name not in summarise(data).domains:
                 raise unknown(f"domain of '{data}'", name, summarise(data).domains)
     folder = SweepFolder(out if out is not None else Path("sweeps") / planned.name)
+    if slurm is not None:
+        return _submitted(plan, planned, runs, folder, sbatch_options, slurm_tasks, resources, retry_failed, keep)
+    if join:
+        from rcalign.sweeps.join import join_sweep
+        from rcalign.sweeps.slurm import task_device
+
+        device = task_device(gpus_per_run)
+        say = functools.partial(print, flush=True) if progress else lambda line: None
+        stopped = join_sweep(planned, runs, folder, threads=cpus_per_run, device=device, say=say)
+        return {**sweep_status(folder.path), "stopped": stopped}
+    from rcalign.sweeps import run_on_ray
+
     stopped = run_on_ray.execute(planned, runs, folder, resources, retry_failed=retry_failed, progress=progress)
     return {**sweep_status(folder.path), "stopped": stopped}
+
+
+def _submitted(
+    plan: str | Path,
+    planned: Sweep,
+    runs: Sequence[PlannedRun],
+    folder: SweepFolder,
+    options: Sequence[str],
+    tasks: int | None,
+    resources: Resources,
+    retry_failed: bool,
+    keep: str | None,
+) -> dict[str, Any]:
+    """The status of a sweep whose tasks were submitted to Slurm, with the job; none if nothing is left to train."""
+    from rcalign.sweeps.join import write_plan_now
+    from rcalign.sweeps.slurm import submit
+
+    entries = write_plan_now(planned, runs, folder)
+    if retry_failed:
+        for run in folder.failures():
+            folder.clear_failure(run)
+    over = folder.finished() | folder.failures().keys()
+    left = sum(entry["id"] not in over for entry in entries)
+    job = None
+    if left:
+        job = submit(
+            plan,
+            folder,
+            options,
+            left=left,
+            tasks=tasks,
+            cpus_per_run=resources.cpus_per_run,
+            gpus_per_run=resources.gpus_per_run,
+            keep=keep,
+        )
+    return {**sweep_status(folder.path), "stopped": None, "slurm": None if job is None else dataclasses.asdict(job)}
 
 
 def _forecast(

@@ -21,7 +21,8 @@ from rcalign.data.source import Dataset
 from rcalign.store.sweep_folder import SweepFolder
 from rcalign.sweeps.plan import DataSummary, PlannedRun, Sweep, expand
 from rcalign.sweeps.plan_file import parse_plan
-from rcalign.sweeps.run_on_ray import Resources, execute
+from rcalign.sweeps.resources import Resources
+from rcalign.sweeps.run_on_ray import execute
 from rcalign.training import job
 from rcalign.training.options import TrainOptions
 
@@ -83,7 +84,7 @@ def drive(values: dict[str, Any], folder: Path, *, retry_failed: bool = False, *
     return execute(sweep, runs, SweepFolder(folder), Resources(**resources), retry_failed=retry_failed)
 
 
-if Path(sys.argv[0]).name == "default_worker.py":  # Ray's
+if Path(sys.argv[0]).name == "default_worker.py" or "--join" in sys.argv:  # Ray's, or a task of Slurm's
     job.run_job = train  # type: ignore[assignment]
 
 if __name__ == "__main__":

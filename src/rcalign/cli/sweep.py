@@ -54,6 +54,19 @@ def sweep(
             help="Weights that finished runs keep: best, last, every or none.", show_default="the file's, else last"
         ),
     ] = None,
+    slurm: Annotated[
+        str | None,
+        typer.Option(
+            help="Submit an array job whose tasks train the runs: options for sbatch, e.g. '--partition gpu --time "
+            "8:00:00'.",
+            show_default=False,
+        ),
+    ] = None,
+    slurm_tasks: Annotated[int | None, typer.Option(help="Tasks of that job, at most.", show_default="16")] = None,
+    join: Annotated[
+        bool,
+        typer.Option("--join", help="Train, in this process and without Ray, runs that no other process trains."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train many runs: data sets x algorithms x test domains x draws x seeds. Goes on where it stopped.
@@ -86,16 +99,30 @@ def sweep(
         dry_run=dry_run,
         measured_by=measured_by or (),
         keep=keep,
+        slurm=slurm,
+        slurm_tasks=slurm_tasks,
+        join=join,
         progress=True,
     )
     if dry_run:
         _show_plan(result, as_json)
         return
     _show_sweep(result, as_json)
+    if slurm is not None and not as_json:
+        _show_job(result)
     if result["stopped"] is not None:
         stop(f"{result['stopped']}; the same command goes on with it.", 130 if result["stopped"] == "stopped" else 2)
     if result["failed"]:
         stop(f"{result['failed']} runs failed: try them again with the same command and --retry-failed.", 1)
+
+
+def _show_job(result: dict[str, Any]) -> None:
+    job = result["slurm"]
+    if job is None:
+        print("Nothing is left to train, so nothing was submitted.")
+        return
+    print(f"Submitted job {job['number']}, {job['tasks']} tasks: {job['script']}")
+    print(f"Look: rcalign sweep status {result['folder']}. Stop: scancel {job['number']}; the same command goes on.")
 
 
 def _show_plan(plan: dict[str, Any], as_json: bool) -> None:

@@ -1,7 +1,8 @@
 """The folder of a sweep: what was planned, what is done, what runs now, what failed. Readable from anywhere.
 
 ``plan.json``; ``runs/ID`` (a run folder each); ``failures/ID.json`` (error and last lines); ``given-up/ID.json`` (draws
-stopped early); ``running/ID.json`` (the process that trains it, which holds its lock); ``driver.json`` (the driver).
+stopped early); ``running/ID.json`` (the process that trains it, which holds its lock); ``driver.json`` (the driver);
+``joined/`` (processes that train without a driver); ``attempts/ID.json`` (how often they began a run).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from rcalign.store.run_folder import RunFolder
 
 PLAN_FORMAT = 1  # of plan.json; a reader refuses a newer one
 PlanEntry = Mapping[str, Any]  # one planned run
-OWN_FILES = ("driver.json", ".driver.lock")  # those that are there before the plan
+OWN_FILES = ("driver.json", ".driver.lock", ".plan.lock", "joined")  # those that are there before the plan
 
 
 class SweepFolder:
@@ -115,6 +117,17 @@ class SweepFolder:
         """Removes the note that a draw was given up, when it goes on."""
         (self.path / "given-up" / f"{run}.json").unlink(missing_ok=True)
 
+    def count_attempt(self, run: str, step: int) -> int:
+        """Notes that a process begins a run at a step, and returns how many did so without getting any further."""
+        before = self.noted("attempts", run) or {}
+        count = before.get("count", 0) + 1 if before.get("step") == step else 1
+        self._write("attempts", run, {"id": run, "step": step, "count": count})
+        return count
+
+    def clear_attempts(self, run: str) -> None:
+        """Removes the count of attempts, of a run whose process did not die."""
+        (self.path / "attempts" / f"{run}.json").unlink(missing_ok=True)
+
     def last_heartbeat(self, run: str) -> float:
         """When a run last wrote anything: a time of the file system, only to be compared with others of it."""
         found = [0.0]
@@ -139,7 +152,7 @@ class SweepFolder:
         return read_object(self.path / kind / f"{run}.json") or unreadable
 
     def noted(self, kind: str, run: str) -> dict[str, Any] | None:
-        """The note of kind "failures" or "given-up" on a run; empty if it is damaged, None if there is none."""
+        """The note on a run of kind "failures", "given-up" or "attempts"; empty if damaged, None if there is none."""
         file = self.path / kind / f"{run}.json"
         return (read_object(file) or {}) if file.is_file() else None
 
@@ -147,11 +160,8 @@ class SweepFolder:
 
     @contextmanager
     def driving(self) -> Iterator[None]:
-        """One driver at a time. Creates the folder."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (PermissionError, FileExistsError, NotADirectoryError):
-            raise InputError(f"'{self.path}' cannot be made a folder: choose another `out`.") from None
+        """One driver at a time, and none beside processes that joined without one. Creates the folder."""
+        self._create()
 
         def busy(other: Mapping[str, Any]) -> InputError:
             return InputError(
@@ -160,7 +170,49 @@ class SweepFolder:
             )
 
         with locks.announced(self.path / "driver.json", 2.0, busy):
+            others = self.processes()
+            if others:
+                raise InputError(
+                    f"{len(others)} processes of a cluster's job are at work in '{self.path}': wait for them, or "
+                    "cancel the job."
+                )
             yield
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """One process at a time writes the plan. Creates the folder."""
+        self._create()
+        with locks.waited_for(self.path / ".plan.lock", "sweep folder", lambda: None):
+            yield
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """This process takes part in the sweep without a driver: any number may, but not beside a driver."""
+        self._create()
+        driver = locks.holder(self.path / "driver.json")
+        if driver is not None:
+            raise InputError(
+                f"a sweep with a driver is at work in '{self.path}' (process {driver.get('pid')} on "
+                f"{driver.get('host')}): wait for it or stop it."
+            )
+        (self.path / "joined").mkdir(exist_ok=True)
+        name = f"{socket.gethostname()}-{os.getpid()}.json"
+        try:
+            with locks.announced(self.path / "joined" / name, 2.0, lambda other: InputError(f"'{name}' is taken.")):
+                yield
+        finally:
+            locks.lock_file(self.path / "joined" / name).unlink(missing_ok=True)
+
+    def processes(self) -> dict[str, dict[str, Any]]:
+        """Name -> process, host and time of start, of those that joined and are alive."""
+        found = {name: locks.holder(self.path / "joined" / f"{name}.json") for name in self._notes("joined")}
+        return {name: holder for name, holder in found.items() if holder is not None}
+
+    def _create(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (PermissionError, FileExistsError, NotADirectoryError):
+            raise InputError(f"'{self.path}' cannot be made a folder: choose another `out`.") from None
 
     @contextmanager
     def training(self, run: str, wait: float = 60.0) -> Iterator[None]:
@@ -203,7 +255,11 @@ class StatusRow:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """How far a sweep is. seconds_left: None while nobody is at work or nothing is finished."""
+    """How far a sweep is.
+
+    driven: a driver is at work, or processes without one. seconds_left: None while nobody is at work or nothing is
+    finished.
+    """
 
     name: str
     folder: str
@@ -241,7 +297,7 @@ def read_status(path: Path | str) -> SweepStatus:
     return SweepStatus(
         name=plan["name"],
         folder=str(path),
-        driven=folder.driven(),
+        driven=folder.driven() or bool(folder.processes()),
         planned=len(ids),
         finished=len(finished),
         running=len(running),

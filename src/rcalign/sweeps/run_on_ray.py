@@ -6,19 +6,14 @@ may be killed at any instant and started again. A worker process is used for run
 
 from __future__ import annotations
 
-import dataclasses
-import errno
-import functools
 import gc
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import threading
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,51 +24,30 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
-from rcalign.data import loading
-from rcalign.data.source import Dataset
-from rcalign.errors import DivergedError, InputError
-from rcalign.extensions import import_modules
+from rcalign.errors import InputError
 from rcalign.interrupts import asked_to_stop
 from rcalign.models import features
 from rcalign.store.run_folder import RunFolder
 from rcalign.store.sweep_folder import PlanEntry, SweepFolder, describe_entry
 from rcalign.sweeps.address import last_line
-from rcalign.sweeps.plan import TUNE_THEN_REPEAT, PlannedRun, Sweep, hopeless, repeats
+from rcalign.sweeps.one_run import (
+    ATTEMPTS,
+    LAST_LINES,
+    NO_ROOM,
+    last_known,
+    no_room,
+    outcome_of,
+    repeats_now,
+    train_entry,
+)
+from rcalign.sweeps.plan import PlannedRun, Sweep, hopeless
 from rcalign.sweeps.progress import Board, SweepProgress
-from rcalign.training import job
-from rcalign.training.loop import Interrupted
-from rcalign.training.options import options_from
+from rcalign.sweeps.resources import Resources
 
-ATTEMPTS = 3  # of a run whose process dies
-LAST_LINES = 20
 POLL = 0.5  # seconds between two polls of Ray
 CHECK_EVERY = 2.0  # seconds between two checks of the folders of runs
 STOP_WITHIN = 30.0  # seconds for runs to save their state
 OBJECT_STORE = 100 * 2**20  # bytes: results are small
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resources:
-    """Where and how much at once. address: of a Ray cluster (see ``address.py``), None for this machine. workers: at
-    most so many runs at once, None for as many as fit. stalled_after: seconds without a heartbeat after which a run
-    counts as hung."""
-
-    address: str | None = None
-    cpus_per_run: int = 1
-    gpus_per_run: float = 0.0
-    workers: int | None = None
-    stalled_after: float = 7200.0
-
-    def __post_init__(self) -> None:
-        if self.cpus_per_run < 1:
-            raise InputError(f"`cpus_per_run` is {self.cpus_per_run}, but must be at least 1.")
-        if self.gpus_per_run < 0:
-            raise InputError(f"`gpus_per_run` is {self.gpus_per_run}, but must be at least 0.")
-        if self.workers is not None and self.workers < 1:
-            raise InputError(f"`workers` is {self.workers}, but must be at least 1.")
-        if self.stalled_after <= 0:
-            raise InputError(f"`stalled_after` is {self.stalled_after}, but must be more than 0 seconds.")
 
 
 def execute(
@@ -88,7 +62,7 @@ def execute(
     """Trains what is not trained yet. Returns None, or in a sentence why it stopped before the end."""
     with folder.driving():
         search = list(runs)
-        entries = [sweep.entry(run) for run in [*search, *_repeats_now(sweep, search, folder)]]
+        entries = [sweep.entry(run) for run in [*search, *repeats_now(sweep, search, folder)]]
         folder.begin(sweep.name, sweep.seed_rule, entries)
         if retry_failed:
             for run in folder.failures():
@@ -156,7 +130,7 @@ class _Driver:
 
     def plan_more(self) -> bool:
         """Queues what is planned and neither done nor failed: the search, then the repetitions of its winners."""
-        again = _repeats_now(self.sweep, self.search, self.folder)
+        again = repeats_now(self.sweep, self.search, self.folder)
         over = self.validation.keys() | self.failed | self.given_up
         for entry in (self.sweep.entry(run) for run in [*self.search, *again]):
             if entry["id"] not in self.entries:
@@ -189,7 +163,7 @@ class _Driver:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self.stop_reason = _no_room(error)
+            self.stop_reason = no_room(error)
         except RayError as error:
             self.in_flight.clear()
             self.stop_reason = f"the connection to Ray was lost ({last_line(str(error))})"
@@ -261,7 +235,7 @@ class _Driver:
             self.given_up.add(run)
         elif task.stop_cause == "hung":
             quiet = f"it wrote nothing for {self.resources.stalled_after:g} seconds and was stopped"
-            self._fail(task.entry, "hung", quiet, [quiet, self._last_known(run)])
+            self._fail(task.entry, "hung", quiet, [quiet, last_known(self.folder.run(run))])
         elif end == "failed":
             self._fail(task.entry, outcome["kind"], outcome["error"], outcome["last_lines"])
         elif end == "died":
@@ -271,7 +245,7 @@ class _Driver:
                 self.queue.appendleft(task.entry)
             else:
                 error = f"its process died {ATTEMPTS} times (out of memory?)"
-                self._fail(task.entry, "died", error, [*outcome["last_lines"], self._last_known(run)])
+                self._fail(task.entry, "died", error, [*outcome["last_lines"], last_known(self.folder.run(run))])
         else:  # interrupted, not by us: it has not had its turn yet
             self.queue.appendleft(task.entry)
 
@@ -279,10 +253,6 @@ class _Driver:
         self.folder.fail(entry["id"], kind, error, last_lines)
         self.failed.add(entry["id"])
         self.board.say(f"failed: {describe_entry(entry)}: {error}")
-
-    def _last_known(self, run: str) -> str:
-        records = self.folder.run(run).records()
-        return f"last evaluation: step {records[-1].step}" if records else "it had not been evaluated yet"
 
     def _check_runs(self) -> None:
         """Stops runs that hang, and draws that early stopping gives up."""
@@ -337,24 +307,6 @@ class _Driver:
             ray.cancel(ref, force=True)
 
 
-def _repeats_now(sweep: Sweep, search: Sequence[PlannedRun], folder: SweepFolder) -> tuple[PlannedRun, ...]:
-    """The repetitions of winners, once the whole search is over; a group with failed runs has none."""
-    if sweep.seed_rule != TUNE_THEN_REPEAT:
-        return ()
-    finished, failures = folder.finished(), folder.failures()
-    given_up = folder.given_up() if sweep.early_stopping is not None else set[str]()
-    over = finished | failures.keys() | given_up
-    if any(run.id not in over for run in search):
-        return ()
-    lost = given_up | {run for run, note in failures.items() if note["kind"] == "diverged"}
-    validation: dict[str, float | None] = dict.fromkeys(lost)
-    for run in finished:
-        result = folder.run(run).result()
-        assert result is not None
-        validation[run] = result.validation
-    return repeats(sweep, search, validation)[0]
-
-
 def _curve(run: RunFolder) -> list[tuple[int, float]]:
     return [(record.step, record.validation) for record in run.records()]
 
@@ -378,11 +330,6 @@ def _outcome(ref: Any) -> Mapping[str, Any]:
         return {"end": "failed", "kind": "error", "error": lines[-1], "last_lines": lines[-LAST_LINES:]}
     except RayError as error:
         return {"end": "died", "last_lines": str(error).strip().splitlines()[-LAST_LINES:]}
-
-
-def _no_room(error: OSError) -> str:
-    where = f" while writing {error.filename}" if error.filename else ""
-    return f"no room is left on the disk{where}: free some"
 
 
 # --- any tasks -------------------------------------------------------------------------------------------------------
@@ -452,55 +399,19 @@ def _work(entry: PlanEntry, path: str, resources: Resources, device: str) -> dic
 
 def _attempt(entry: PlanEntry, path: str, resources: Resources, device: str) -> dict[str, Any]:
     """Trains one run in its folder, from its checkpoint if there is one. What went wrong is returned, not raised."""
-    begun = time.monotonic()
     folder = SweepFolder(path)
     torch.set_num_threads(resources.cpus_per_run)
-    try:
+
+    def train() -> dict[str, Any]:
         if not folder.plan_file.exists():
             raise InputError(
                 f"the sweep's folder '{path}' cannot be seen on {socket.gethostname()}: give an `out` that all nodes "
                 "of the cluster share."
             )
         with folder.training(entry["id"]):
-            run = folder.run(entry["id"])
-            _tidy(run)
-            options = options_from({**entry, "device": device})
-            import_modules(options.imports)  # before the data, which may be one of theirs
-            data = _dataset(entry["data"], options.skip_bad)
-            result = job.run_job(data, options, out=run.path, resume=run.config_file.exists())
-        return {"end": "finished", "validation": float(result["validation"]), "seconds": time.monotonic() - begun}
-    except Interrupted:
-        return {"end": "interrupted"}
-    except Exception as error:
-        full = _full_disk(error)
-        if full is not None:
-            return {"end": "no room", "error": _no_room(full)}
-        lines = "".join(traceback.format_exception(error)).strip().splitlines()
-        kind = "diverged" if isinstance(error, DivergedError) else "error"
-        said = str(error) if isinstance(error, (InputError, DivergedError)) else f"{type(error).__name__}: {error}"
-        return {"end": "failed", "kind": kind, "error": said, "last_lines": lines[-LAST_LINES:]}
+            return train_entry(entry, folder, device)
 
-
-def _full_disk(error: BaseException | None) -> OSError | None:
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _tidy(run: RunFolder) -> None:
-    """Removes what a kill left half-written. The configuration is the first thing that a run writes."""
-    if run.path.exists() and not run.config_file.exists():
-        shutil.rmtree(run.path)
-    for leftover in run.path.rglob(".*.*"):
-        leftover.unlink(missing_ok=True)
-
-
-@functools.lru_cache(maxsize=2)
-def _dataset(data: str, skip_bad: bool) -> Dataset:
-    """Loaded once in a process; named as the plan names it, so that a run folder says where its data are."""
-    return dataclasses.replace(loading.load(data, skip_bad=skip_bad), name=data)
+    return outcome_of(train)
 
 
 # --- Ray -----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from rcalign.distributed import SILENCE_SECONDS, any_worker, workers
 from rcalign.errors import DivergedError, InputError
 from rcalign.extensions import import_modules
 from rcalign.store.run_folder import RunFolder, read_config
-from rcalign.sweeps.run_on_ray import Resources, connected
+from rcalign.sweeps.resources import Resources
+from rcalign.sweeps.run_on_ray import connected
 from rcalign.training import job
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions, options_from
