@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rcalign.errors import InputError
@@ -22,10 +23,10 @@ class Elsewhere(ERM):
 """
 DATA = """
 import numpy as np
-from rcalign.data.sources import register
+from rcalign.data.sources import register_source
 from rcalign.data.sources.arrays import from_arrays
 
-@register("tides", summary="rows of another package")
+@register_source("tides", summary="rows of another package")
 def tides():
     return from_arrays({"x": np.zeros((8, 2)), "y": np.arange(8) % 2, "domain": np.arange(8) // 4}, name="tides")
 """
@@ -64,6 +65,23 @@ def test_what_an_installed_package_registers_is_there(installed: Path) -> None:
     assert info.returncode == 0 and "tides: 8 samples" in info.stdout
     metric = python(installed, "-c", "from rcalign.evaluation.metric_table import METRICS; print('always' in METRICS)")
     assert metric.stdout.strip() == "True"
+
+
+@pytest.mark.slow  # a training and its readers, each in a process of its own
+def test_a_metric_of_a_module_is_there_for_whoever_reads_the_run(tmp_path: Path) -> None:
+    (tmp_path / "own_metric.py").write_text(METRIC.replace('help="one"', 'title="always one", help="one"'))
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "rows.npz", x=rng.normal(size=(60, 3)), y=np.arange(60) % 2, domain=np.arange(60) % 3)
+    cli = ("-m", "rcalign.cli")
+    options = ("--test-domain", "2", "--steps", "2", "--algorithm", "ERM", "--import", "own_metric", "--out", "run")
+    trained = python(tmp_path, *cli, "train", "rows.npz", *options)
+    assert trained.returncode == 0 and "always one" in trained.stdout, trained.stderr
+    read = python(tmp_path, *cli, "report", "run")
+    assert read.returncode == 0 and "always one" in read.stdout, read.stderr
+    (tmp_path / "own_metric.py").rename(tmp_path / "run" / "own_metric.py")
+    elsewhere = python(tmp_path, *cli, "report", "run")
+    assert elsewhere.returncode == 0 and "always one" not in elsewhere.stdout
+    assert "the module 'own_metric', which runs were trained with, is not found here" in elsewhere.stdout
 
 
 def test_a_module_is_found_in_the_current_folder_and_named_when_it_is_not(

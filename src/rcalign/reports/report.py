@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rcalign.errors import InputError, unknown
+from rcalign.extensions import import_modules
 from rcalign.reports.figures import Results, default_baseline, results
 from rcalign.reports.tables import ResultTable, all_tables, definitions, missing_lines
 from rcalign.store.names import name_key
@@ -62,7 +63,7 @@ def make_report(
     """Reads a folder and computes its figures. data, algorithms: only these; none means all."""
     if compare is not None and compare not in COMPARE:
         raise unknown("comparison", compare, COMPARE)
-    sweep = only(read_runs(folder), data, algorithms)
+    sweep = with_modules_of_runs(only(read_runs(folder), data, algorithms))
     tables = results(sweep, select)
     if not any(run.problem is None and run.lost is None for run in sweep.runs):
         lines = missing_lines(sweep.runs)
@@ -72,6 +73,21 @@ def make_report(
         default_baseline([name for table in tables for name in table.algorithms], baseline)  # says so if unknown
     printed = all_tables(tables, with_published=compare == "published", baseline=baseline)
     return Report(sweep, tuple(tables), tuple(printed), compare == "published", baseline)
+
+
+def with_modules_of_runs(runs: RunCollection) -> RunCollection:
+    """Imports the modules that the runs were trained with, whose metrics are theirs; a note names what is not found."""
+    modules = dict.fromkeys(name for run in runs.runs if run.config is not None for name in run.config.imports)
+    notes = []
+    for module in modules:
+        try:
+            import_modules([module])
+        except InputError:
+            notes.append(
+                f"the module '{module}', which runs were trained with, is not found here, so metrics of its own are "
+                "left out: make the report in the folder that holds it, or put that on PYTHONPATH."
+            )
+    return replace(runs, notes=(*runs.notes, *notes))
 
 
 def only(runs: RunCollection, data: Sequence[str], algorithms: Sequence[str]) -> RunCollection:

@@ -30,6 +30,7 @@ from rcalign.registry import Traits
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training.task import placed, storage_size
+from rcalign.types import DataSpec
 
 MEMBERS = "members"  # the folder of an ensemble's runs
 
@@ -44,8 +45,10 @@ class Ensemble(nn.Module):
     def __init__(self, members: Sequence[TrainedModel]) -> None:
         super().__init__()
         first = members[0].algorithm
-        self.name, self.spec, self.head = first.name, first.spec, nn.Identity()
-        self.traits = Traits(
+        self.name: str = first.name
+        self.spec: DataSpec = first.spec
+        self.head = nn.Identity()
+        self.traits: Traits = Traits(
             batch_dependent=any(member.algorithm.traits.batch_dependent for member in members),
             balanced_sampling=first.traits.balanced_sampling,
         )
