@@ -326,7 +326,8 @@ def test_exact_gradient_agrees_with_finite_differences() -> None:
 
     def outer(theta: dict[str, Tensor]) -> Tensor:
         z, logits = torch.func.functional_call(ours, theta, (support.x,))
-        inner, _ = ours._inner(z, logits, support, mu, present)
+        aligned = alignment_loss(z, support.y, support.domain, mu, present)
+        inner = nn.functional.cross_entropy(logits, support.y) + ours.hparams.alignment_weight * aligned
         g = torch.autograd.grad(inner, list(theta.values()))
         ahead = {name: p - ours.hparams.inner_rate * q for (name, p), q in zip(theta.items(), g, strict=True)}
         held_out = data.select([query])

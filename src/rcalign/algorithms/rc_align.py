@@ -43,16 +43,13 @@ from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
 from rcalign.errors import InputError
 from rcalign.functional.alignment import (
-    alignment_loss,
-    alignment_terms,
-    centroid_logits,
     centroids,
+    grouped_alignment,
     pair_sums,
     shrunk_centroids,
 )
-from rcalign.functional.classification import domain_means
 from rcalign.functional.imbalance import expected_log_shares, log_prior
-from rcalign.functional.mixing import mix, ring_pairs
+from rcalign.functional.mixing import ring_pairs
 from rcalign.registry import Traits, register
 from rcalign.spaces import Choice, Field, LogUniform, Uniform
 from rcalign.types import Batch
@@ -164,9 +161,9 @@ class RCAlign(Algorithm):
     def step(self, batch: Batch) -> Logs:
         batch = self.begin_step(batch)
         if not self.hparams.meta:
-            features, logits = self(batch.x)
+            features = self.features(batch.x)
             mu, present = self._centroids(features, batch)
-            inner, logs = self._inner(features, logits, batch, mu, present)
+            inner, logs = self._inner(features, batch, mu, present)
             self.descend(inner)
             return {"loss": inner.detach(), **logs}
         logs = {}
@@ -189,9 +186,9 @@ class RCAlign(Algorithm):
         h = self.hparams
         support = batch.select([k for k in range(batch.num_domains) if k != query])
         held_out = batch.select([query])
-        features, logits = self(support.x)
+        features = self.features(support.x)
         mu, present = self._centroids(features, support)
-        inner, logs = self._inner(features, logits, support, mu, present)
+        inner, logs = self._inner(features, support, mu, present)
 
         self.optimizer.zero_grad(set_to_none=True)
         if h.meta_gradient == "exact":
@@ -206,21 +203,20 @@ class RCAlign(Algorithm):
                 self._look_ahead.move(h.inner_rate, accumulate=adds)
             outer = self._outer(self._look_ahead(held_out.x), held_out, mu, present)
             share = len(held_out) / len(support) if h.episode_weights == "balanced" else 1.0
-            (outer * (h.outer_weight * share) if adds else outer).backward()
+            weight = h.outer_weight * share if adds else 1.0
+            (outer if weight == 1 else outer * weight).backward()
             if h.meta_gradient == "outer":
                 self._look_ahead.take_gradients()
         self.optimizer.step()
         return {"loss": inner.detach() + outer.detach(), "outer": outer.detach(), **logs}
 
-    def _inner(
-        self, features: Tensor, logits: Tensor, batch: Batch, mu: Tensor, present: Tensor
-    ) -> tuple[Tensor, Logs]:
+    def _inner(self, features: Tensor, batch: Batch, mu: Tensor, present: Tensor) -> tuple[Tensor, Logs]:
         """L_inner on the domains of this batch that have rows."""
         domains = [k for k, size in enumerate(batch.sizes) if size]
         pairs = ring_pairs(domains, self.rng) if self.hparams.mixup_alpha > 0 else []
         warmth = min(1.0, (self.steps_done + 1) / self.hparams.warm_up) if self.hparams.warm_up else 1.0
         if not pairs or warmth < 1:
-            ce = self._cross_entropy(logits, batch.y, batch.domain).mean()
+            ce = self._cross_entropy(self.head(features), batch.y, batch.domain)
             da = self._alignment(features, batch.y, batch.domain, mu, present)
         if pairs:
             mixed = self._mixed(features, batch, pairs, mu, present)
@@ -231,41 +227,48 @@ class RCAlign(Algorithm):
     def _mixed(
         self, features: Tensor, batch: Batch, pairs: Sequence[tuple[int, int]], mu: Tensor, present: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Both losses of the mixes of all pairs, in one pass through the head: the rows count twice, once for each of
-        their two labels, and each (pair, label) has its own mean.
+        """Both losses of the mixes of all pairs, in one pass through the head. A row has two labels, those of the rows
+        that it is mixed of, and each (label, pair) has its own mean.
         """
-        z, y, d = batch.split(features), batch.split(batch.y), batch.split(batch.domain)
+        rows = [min(batch.sizes[a], batch.sizes[b]) for a, b in pairs]
         shares = [float(self.rng.beta(self.hparams.mixup_alpha, self.hparams.mixup_alpha)) for _ in pairs]
-        rows = [min(len(y[a]), len(y[b])) for a, b in pairs]
-        mixed = torch.cat([mix(z[a], z[b], share) for (a, b), share in zip(pairs, shares, strict=True)])
-        labelled = [(k, n) for side in zip(*pairs, strict=True) for k, n in zip(side, rows, strict=True)]
-        labels = torch.cat([y[k][:n] for k, n in labelled])
-        domain = torch.cat([d[k][:n] for k, n in labelled])
-        weight = mixed.new_tensor([*shares, *(1 - share for share in shares)]) / len(pairs)
+        starts = np.cumsum([0, *batch.sizes])
+        places = [
+            starts[k] + np.arange(n) for side in zip(*pairs, strict=True) for k, n in zip(side, rows, strict=True)
+        ]
+        device, n = features.device, sum(rows)
+        which = torch.from_numpy(np.concatenate(places)).to(device)  # (2 n,): the rows that are mixed
+        pair = torch.from_numpy(np.repeat(np.arange(len(pairs)), rows)).to(device)  # (n,)
+        weight = features.new_tensor([shares, [1 - share for share in shares]]) / len(pairs)  # (2, pairs)
+        each = (weight / weight.new_tensor(rows)).index_select(1, pair)  # (2, n): of one row's cross-entropy
+        labels, domain = batch.y[which].view(2, n), batch.domain[which].view(2, n)
+        first, second = features.index_select(0, which).view(2, n, -1)
+        mixed = torch.lerp(second, first, features.new_tensor(shares).index_select(0, pair)[:, None])
 
-        ce = self._cross_entropy(self.head(mixed).repeat(2, 1), labels, domain)
-        ce = (weight * domain_means(ce, rows * 2)).sum()
+        logits = self._adjusted(self.head(mixed), domain).expand(2, n, -1).reshape(2 * n, -1)
+        ce = (each.view(-1) * self.cross_entropy(logits, labels.view(-1), reduction="none")).sum()
         if not self._aligns:
             return ce, mixed.new_zeros(())
-        near = centroid_logits(mixed, mu, self.hparams.temperature).repeat(2, 1)
-        sums, counts = alignment_terms(near, labels, domain, present, self.hparams.denominator)
-        da = [s.sum() / n.sum().clamp(min=1) for s, n in zip(sums.split(rows * 2), counts.split(rows * 2), strict=True)]
-        return ce, (weight * torch.stack(da)).sum()
+        return ce, self._grouped(mixed, labels, domain, mu, present, pair, weight)
 
     def _outer(self, output: tuple[Tensor, Tensor], batch: Batch, mu: Tensor, present: Tensor) -> Tensor:
         """L_outer of the query batch, from its features and logits."""
         features, logits = output
-        loss = self._cross_entropy(logits, batch.y, batch.domain).mean()
+        loss = self._cross_entropy(logits, batch.y, batch.domain)
         if self.hparams.outer_alignment > 0:
             da = self._alignment(features, batch.y, batch.domain, mu, present)
             loss = loss + self.hparams.outer_alignment * da
         return loss
 
     def _cross_entropy(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
-        """Of each row (n,); with ``logit_adjustment`` after adding the log prior of its domain to the logits."""
+        """Mean over rows."""
+        return self.cross_entropy(self._adjusted(logits, domain), y)
+
+    def _adjusted(self, logits: Tensor, domain: Tensor) -> Tensor:
+        """Logits (n, C), with ``logit_adjustment`` plus the log prior of their domain: (..., n) -> (..., n, C)."""
         if self.hparams.logit_adjustment > 0:
-            logits = logits + self.hparams.logit_adjustment * self.log_prior[domain]
-        return self.cross_entropy(logits, y, reduction="none")
+            return logits + self.hparams.logit_adjustment * self.log_prior[domain]
+        return logits
 
     def _exact_outer(self, inner: Tensor, held_out: Batch, mu: Tensor, present: Tensor) -> Tensor:
         """L_outer at theta'(theta) with its graph kept through the inner step."""
@@ -284,8 +287,24 @@ class RCAlign(Algorithm):
     def _alignment(self, features: Tensor, y: Tensor, domain: Tensor, mu: Tensor, present: Tensor) -> Tensor:
         if not self._aligns:
             return features.new_zeros(())
-        h = self.hparams
-        return alignment_loss(features, y, domain, mu, present, temperature=h.temperature, denominator=h.denominator)
+        group, weight = torch.zeros_like(y), features.new_ones(1, 1)
+        return self._grouped(features, y[None], domain[None], mu, present, group, weight)
+
+    def _grouped(
+        self, features: Tensor, y: Tensor, domain: Tensor, mu: Tensor, present: Tensor, group: Tensor, weight: Tensor
+    ) -> Tensor:
+        return grouped_alignment(
+            features,
+            y,
+            domain,
+            mu,
+            present,
+            group=group,
+            weight=weight,
+            temperature=self.hparams.temperature,
+            denominator=self.hparams.denominator,
+            twice=self.hparams.meta_gradient == "exact",
+        )
 
     @torch.no_grad()
     def _centroids(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

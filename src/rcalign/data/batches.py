@@ -67,6 +67,8 @@ class Batches:
         self._augmentation = augmentation
         self._device = torch.device(device)
         self._workers = workers
+        self._sizes = (batch_size,) * len(parts)
+        self._domain = torch.arange(len(parts)).repeat_interleave(batch_size).to(self._device)
         self._weights = None if weights is None else np.asarray(weights, dtype=np.float64)
         self._by_class: list[list[np.ndarray]] | None = None
         if balanced:
@@ -95,10 +97,8 @@ class Batches:
         parts = self.indices(step)
         rows = np.concatenate(parts)
         x = self._inputs(rows, step, out=out) if self._workers.size == 1 else self._own_inputs(rows, step)
-        sizes = tuple(len(part) for part in parts)
-        domain = torch.arange(len(parts)).repeat_interleave(torch.tensor(sizes))
         y, index = torch.from_numpy(self._y[rows]), torch.from_numpy(rows)
-        return Batch(x, y.to(self._device), domain.to(self._device), index.to(self._device), sizes)
+        return Batch(x, y.to(self._device), self._domain, index.to(self._device), self._sizes)
 
     def _inputs(
         self, rows: np.ndarray, step: int, positions: np.ndarray | None = None, out: Tensor | None = None

@@ -6,13 +6,17 @@ sample for a centroid is minus their Euclidean distance over a temperature (Algo
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 Denominator = Literal["negatives", "all_but_own"]
+NEAR = 0.01  # squared distance above which a matrix product is exact enough
+ZERO = 1000  # roundings of the number one that a distance must have, or it is zero
+SMALLEST = 1e-12  # length that a row is divided by at least, as in torch's ``normalize``
 
 
 def pair_sums(features: Tensor, y: Tensor, domain: Tensor, num_domains: int, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -69,35 +73,120 @@ def centroid_logits(features: Tensor, mu: Tensor, temperature: float = 1.0) -> T
     unit = F.normalize(features, dim=1)
     distance = torch.cdist(unit, mu.reshape(-1, mu.shape[2]), compute_mode="donot_use_mm_for_euclid_dist")
     # a lone sample is its own centroid up to rounding: there the norm's gradient would be a unit vector of noise
-    distance = distance.masked_fill(distance < 1000 * torch.finfo(distance.dtype).eps, 0.0)
+    distance = distance.masked_fill(distance < ZERO * torch.finfo(distance.dtype).eps, 0.0)
     return -distance / temperature
 
 
-def alignment_terms(
-    logits: Tensor, y: Tensor, domain: Tensor, present: Tensor, denominator: Denominator = "negatives"
-) -> tuple[Tensor, Tensor]:
-    """For each row the sum of its terms of the alignment loss and their number: (n,), (n,).
+def squared_distances(unit: Tensor, centers: Tensor) -> Tensor:
+    """Squared distances of rows (n, h) to vectors (k, h), all of length one or zero: (n, k). No gradient.
 
-    logits (n, K * C) from ``centroid_logits``, y (n,), domain (n,), present (K, C) bool.
+    By a matrix product, |u|^2 + |m|^2 - 2 u m, which is off by some roundings of the number one whatever the distance.
+    Where that would show, as soon as one of them is below ``NEAR``, all are computed from differences.
 
-    >>> both = torch.ones(2, 2, dtype=torch.bool)
-    >>> alignment_terms(torch.zeros(1, 4), torch.tensor([0]), torch.tensor([0]), both)  # one positive, three others
-    (tensor([1.0986]), tensor([1]))
+    >>> near = torch.tensor([[1.0, 1e-5]])
+    >>> squared_distances(near, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    tensor([[1.0000e-10, 2.0000e+00]])
+    """
+    if unit.device.type == "cpu":  # elsewhere the host would have to wait for the answer
+        lengths = centers.square().sum(1) + unit.square().sum(1, keepdim=True)
+        squared = torch.addmm(lengths, unit, centers.T, alpha=-2)
+        if squared.numel() == 0 or squared.min() > NEAR:
+            return squared
+    return torch.cdist(unit, centers, compute_mode="donot_use_mm_for_euclid_dist").square_()
+
+
+def alignment_masks(y: Tensor, domain: Tensor, present: Tensor, denominator: Denominator) -> tuple[Tensor, Tensor]:
+    """Which centroids are positives that count for a row, and which stand in its denominator: two of (..., n, K * C).
+
+    y, domain (..., n); present (K, C) bool. A positive counts where the row has a denominator.
     """
     num_domains, num_classes = present.shape
-    of_class = torch.arange(num_classes, device=y.device).repeat(num_domains)
-    of_domain = torch.arange(num_domains, device=y.device).repeat_interleave(num_classes)
-    here = present.reshape(-1)
-    same_class = of_class == y[:, None]
-    same_domain = of_domain == domain[:, None]
-    positive = same_class & ~same_domain & here
-    allowed = here & ~(positive if denominator == "negatives" else same_class & same_domain)
-    counted = positive & allowed.any(1, keepdim=True)
+    same_class = torch.arange(num_classes, device=y.device) == y[..., None, None]  # (..., n, 1, C)
+    same_domain = torch.arange(num_domains, device=y.device)[:, None] == domain[..., None, None]  # (..., n, K, 1)
+    positive = (same_class & ~same_domain & present).flatten(-2)
+    if denominator == "negatives":
+        allowed = present.reshape(-1) & ~positive
+    else:
+        allowed = (present & ~(same_class & same_domain)).flatten(-2)
+    return positive & allowed.any(-1, keepdim=True), allowed
+
+
+class _KnownGradient(torch.autograd.Function):
+    """A number that was computed together with its gradient with respect to the features."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return upstream * gradient, None, None
+
+
+def grouped_alignment(
+    features: Tensor,
+    y: Tensor,
+    domain: Tensor,
+    mu: Tensor,
+    present: Tensor,
+    *,
+    group: Tensor,
+    weight: Tensor,
+    temperature: float = 1.0,
+    denominator: Denominator = "negatives",
+    twice: bool = False,
+) -> Tensor:
+    """sum_sg weight_sg * (the ``alignment_loss`` of the rows of group g under their s-th labels).
+
+    features (n, h); y, domain (s, n): a row may have several labels; group (n,) positions in the columns of weight
+    (s, g). Value and gradient are computed together, by few operations, which rows of numbers need: there the network
+    itself takes no longer than some dozens of them. twice: the gradient may itself be differentiated, which takes
+    several times as long.
+
+    >>> mu, y = torch.eye(2)[None].expand(2, 2, 2), torch.tensor([0, 1])
+    >>> here = dict(y=y, domain=torch.tensor([0, 0]), mu=mu, present=torch.ones(2, 2, dtype=torch.bool))
+    >>> z = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    >>> one = {**here, "y": y[None], "domain": torch.tensor([[0, 0]])}
+    >>> grouped = grouped_alignment(z, **one, group=torch.tensor([0, 0]), weight=torch.ones(1, 1))
+    >>> bool(torch.isclose(grouped, alignment_loss(z, **here)))
+    True
+    """
+    with torch.no_grad():
+        counted, allowed = alignment_masks(y, domain, present, denominator)
+        counts = counted.sum(-1)
+        totals = counts.new_zeros(weight.shape).index_add_(1, group, counts)
+        scale = (weight / totals.clamp_(min=1)).index_select(1, group)  # (s, n): of each term of a row
+        of_log_sum = scale * counts
+        of_logits = (scale[..., None] * counted).sum(0)  # (n, K * C)
     # finite filling: a row without a denominator must not send infinities into the backward pass
-    floor = torch.finfo(logits.dtype).min
-    log_sum = torch.logsumexp(logits.masked_fill(~allowed, floor), dim=1, keepdim=True)
-    terms = torch.where(counted, log_sum - logits, torch.zeros_like(logits))
-    return terms.sum(1), counted.sum(1)
+    floor = torch.finfo(mu.dtype).min
+    if twice:
+        logits = centroid_logits(features, mu, temperature)
+        log_sum = torch.logsumexp(torch.where(allowed, logits, floor), dim=-1)
+        return (of_log_sum * log_sum).sum() - (of_logits * logits).sum()
+    with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+        f, centers = features.to(mu.dtype), mu.reshape(-1, mu.shape[2])
+        length = torch.linalg.vector_norm(f, dim=1, keepdim=True).clamp_min_(SMALLEST)
+        unit = f / length
+        squared = squared_distances(unit, centers)
+        # a lone sample is its own centroid up to rounding: there the norm's gradient would be a unit vector of noise
+        zero = squared < (ZERO * torch.finfo(squared.dtype).eps) ** 2
+        distance = squared.masked_fill(zero, 0.0).sqrt_()
+        logits = distance / -temperature
+        masked = torch.where(allowed, logits, floor)
+        top = masked.amax(-1, keepdim=True)
+        shares = masked.sub_(top).exp_()
+        below = shares.sum(-1, keepdim=True)
+        value = (of_log_sum * (below.log() + top).squeeze(-1)).sum() - (of_logits * logits).sum()
+        # by logits, then by the cosine: distance^2 = |u|^2 + |m|^2 - 2 cosine
+        slope = (shares.mul_(of_log_sum[..., None] / below)).sum(0).sub_(of_logits)
+        slope.div_(distance.mul_(temperature).masked_fill_(zero, torch.inf))
+        along = (slope * (unit @ centers.T)).sum(1, keepdim=True)  # not from distances: those may be all but zero
+        gradient = torch.addcmul(slope @ centers, unit, along, value=-1).div_(length)
+    return _KnownGradient.apply(features, value, gradient.to(features.dtype))
 
 
 def alignment_loss(
@@ -123,5 +212,10 @@ def alignment_loss(
     >>> bool(alignment_loss(near, **here) < alignment_loss(far, **here))
     True
     """
-    sums, counts = alignment_terms(centroid_logits(features, mu, temperature), y, domain, present, denominator)
-    return sums.sum() / counts.sum().clamp(min=1)
+    logits = centroid_logits(features, mu, temperature)
+    counted, allowed = alignment_masks(y, domain, present, denominator)
+    # finite filling: a row without a denominator must not send infinities into the backward pass
+    floor = torch.finfo(logits.dtype).min
+    log_sum = torch.logsumexp(logits.masked_fill(~allowed, floor), dim=1, keepdim=True)
+    terms = torch.where(counted, log_sum - logits, torch.zeros_like(logits))
+    return terms.sum(1).sum() / counted.sum().clamp(min=1)

@@ -104,7 +104,8 @@ def run_loop(
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     autocast = torch.autocast(task.inputs.device.type, half, enabled=half is not None)
     on_cpu = task.inputs.device.type == "cpu"
-    if on_cpu and task.inputs.augmentation is not None:  # rows of numbers never need blocks that large
+    images = task.inputs.augmentation is not None
+    if on_cpu and images:  # rows of numbers never need blocks that large
         keep_freed_memory()
     until = config.steps if repeats is None else repeats.steps
     logs: Mapping[str, Tensor | float] = {}
@@ -112,7 +113,8 @@ def run_loop(
     started = time.perf_counter() - at.seconds
     with callbacks, asked_to_stop() as asked, _bar(progress and here.is_first) as bar:
         line = bar.add_task(config.algorithm, total=until, completed=at.step, figures="")
-        for batch in batches.iterate(at.step, until, workers=1):
+        # drawing rows of numbers takes less than handing them over from another thread
+        for batch in batches.iterate(at.step, until, workers=1 if images or not on_cpu else 0):
             if averaging is not None and averaging.finished:
                 break
             if model.refresh_due():
