@@ -18,8 +18,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from rcalign.errors import InputError
@@ -132,6 +133,8 @@ def bytes_per_step(
 
 
 class _Copied(torch.autograd.Function):
+    """Values whose gradients are summed over the workers."""
+
     @staticmethod
     def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # a parameter that was not used has no gradient, as with one worker
@@ -220,6 +223,87 @@ def copied(values: Sequence[Tensor]) -> list[Tensor]:
     return [result[k] for k in range(len(values))]
 
 
+# --- sums that go on while the backward pass does --------------------------------------------------------------------
+
+
+class GradientSums:
+    """Sums of gradients over the workers, started as soon as the gradients of a bucket are known.
+
+    A backward pass through one call of a network hands over each gradient when a layer has computed it (``add``) and
+    takes all sums when the last layer is done (``finish``). In between, full buckets are on their way.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Tensor] = {}
+        self._under_way: list[tuple[dict[str, Tensor], Tensor, dist.Work]] = []
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        self._waiting[name] = gradient
+        if sum(value.numel() * value.element_size() for value in self._waiting.values()) >= BUCKET_BYTES:
+            self._start()
+
+    def _start(self) -> None:
+        flat = torch.cat([value.detach().reshape(-1) for value in self._waiting.values()])
+        TRAFFIC.add("summed", flat)
+        work = dist.all_reduce(flat, async_op=True)
+        assert work is not None
+        self._under_way.append((self._waiting, flat, work))
+        self._waiting = {}
+
+    def finish(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sums of all gradients by name; those that were not handed over before are summed now."""
+        known = {name for values, _, _ in self._under_way for name in values} | self._waiting.keys()
+        self._waiting |= {name: value for name, value in gradients.items() if name not in known}
+        if self._waiting:
+            self._start()
+        sums: dict[str, Tensor] = {}
+        for values, flat, work in self._under_way:
+            work.wait()
+            pieces = flat.split([value.numel() for value in values.values()])
+            for (name, value), piece in zip(values.items(), pieces, strict=True):
+                # in each parameter's own memory layout, as one worker's gradients are
+                sums[name] = torch.empty_like(value).copy_(piece.view(value.shape))
+        self._under_way = []  # a graph that is kept may be passed through again
+        return sums
+
+
+class _Collected(torch.autograd.Function):
+    """All parameters of a network, at the beginning of a call: the end of its backward pass, where sums are taken."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: GradientSums, names: Sequence[str], *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.sums, ctx.names = sums, names
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = {name: g for name, g in zip(ctx.names, gradients, strict=True) if g is not None}
+        if torch.is_grad_enabled():  # gradients of gradients are wanted: a sum that itself has a gradient
+            summed = dict(zip(found, _Summed.apply(*found.values()) if found else (), strict=True))
+        else:
+            summed = ctx.sums.finish(found)
+        return (None, None, *(summed.get(name) for name in ctx.names))
+
+
+class _HandedOver(torch.autograd.Function):
+    """One parameter, where a layer uses it: its gradient is handed over as soon as the layer has computed it.
+
+    Autograd works off what was created last first, so this must be created when the layer is called, not before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sums: GradientSums, name: str, value: Tensor) -> Tensor:
+        ctx.sums, ctx.name = sums, name
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
+        if not torch.is_grad_enabled():
+            ctx.sums.add(ctx.name, gradient)
+        return None, None, gradient
+
+
 # --- a network whose rows are divided --------------------------------------------------------------------------------
 
 
@@ -267,7 +351,13 @@ class DividedRows:
         self._forward = network.forward
         self._active = False
         self._scale = scale
+        compiled = network._compiled_call_impl is not None
+        # a piece that is computed again, and a compiled network, have their gradients all at once
+        self._overlaps = accumulate == 1 and not compiled
         if self.workers.size > 1 or accumulate > 1 or scale is not None:
+            if compiled:  # what is compiled is the network, not the messages between workers
+                self._forward = torch.compile(network.forward)
+                network._compiled_call_impl = None
             network.forward = self._divided  # type: ignore[method-assign]
         self._norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         if self.workers.size > 1:
@@ -312,21 +402,31 @@ class DividedRows:
         if self._scale is not None and trained:
             trained = dict(zip(trained, self._scale.entering(list(trained.values())), strict=True))
         if self.workers.size == 1:
-            return self._scaled(self._pieces(grouped, trained)).flatten(0, 1)
+            return self._scaled(self._pieces(grouped, trained, None)).flatten(0, 1)
         start, end = self.workers.share(self.batch_size)
+        sums = GradientSums() if self._overlaps else None
         if torch.is_grad_enabled() and trained:
-            trained = dict(zip(trained, copied(list(trained.values())), strict=True))
-        own = self._scaled(self._pieces(grouped[:, start:end], trained))
+            values = list(trained.values())
+            copies = copied(values) if sums is None else _Collected.apply(sums, tuple(trained), *values)
+            trained = dict(zip(trained, copies, strict=True))
+        own = self._scaled(self._pieces(grouped[:, start:end], trained, sums))
         return _Gathered.apply(own, self.batch_size).flatten(0, 1)
 
     def _scaled(self, features: Tensor) -> Tensor:
         return features if self._scale is None else self._scale.leaving(features)
 
-    def _pieces(self, grouped: Tensor, parameters: dict[str, Tensor]) -> Tensor:
-        """(m, b, ...) -> features (m, b, h); where there are pieces, each is computed again in the backward pass."""
+    def _pieces(self, grouped: Tensor, parameters: dict[str, Tensor], sums: GradientSums | None) -> Tensor:
+        """(m, b, ...) -> features (m, b, h); where there are pieces, each is computed again in the backward pass.
+
+        sums: where gradients are handed over during the backward pass; None: they are summed after it.
+        """
 
         def features(rows: Tensor, *values: Tensor) -> Tensor:
-            with _running(self), _swapped(self._network, dict(zip(parameters, values, strict=True))):
+            with ExitStack() as stack:
+                stack.enter_context(_running(self))
+                stack.enter_context(_swapped(self._network, dict(zip(parameters, values, strict=True))))
+                if sums is not None and parameters and torch.is_grad_enabled():
+                    stack.enter_context(_handing_over(self._network, parameters, sums))
                 found = self._forward(rows.flatten(0, 1))
             return found.view(*rows.shape[:2], *found.shape[1:])
 
@@ -403,6 +503,30 @@ def all_rows(values: Tensor) -> Tensor:
     start, end = _current.workers.share(_current.batch_size)
     grouped = _current.check_whole(values).unflatten(0, (-1, end - start))
     return _Gathered.apply(grouped, _current.batch_size).flatten(0, 1)
+
+
+@contextmanager
+def _handing_over(network: nn.Module, parameters: Iterable[str], sums: GradientSums) -> Iterator[None]:
+    """Inside, a module that is called first has its parameters replaced by ones that hand their gradients to ``sums``.
+
+    ``_swapped`` puts back what was there. A parameter whose module is not called itself is summed after the pass.
+    """
+    own: dict[nn.Module, list[tuple[str, str]]] = {}
+    for name in parameters:
+        path, _, leaf = name.rpartition(".")
+        own.setdefault(network.get_submodule(path), []).append((leaf, name))
+
+    def replace(module: nn.Module, arguments: object = ()) -> None:
+        for leaf, name in own.pop(module, ()):  # once: a module that is called again uses the same ones
+            value = module._parameters[leaf]
+            module._parameters[leaf] = _HandedOver.apply(sums, name, value)
+
+    replace(network)
+    hook = register_module_forward_pre_hook(replace)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager
@@ -580,3 +704,16 @@ def any_worker(flag: bool) -> bool:
     value = torch.tensor([int(flag)], device=_device())
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return bool(value.item())
+
+
+def smallest(value: int) -> int:
+    """The smallest value of any worker.
+
+    >>> smallest(3)
+    3
+    """
+    if workers().size == 1:
+        return value
+    found = torch.tensor([value], device=_device())
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return int(found.item())

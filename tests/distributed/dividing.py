@@ -71,6 +71,8 @@ def train(case: str, accumulate: int = 1) -> dict[str, Tensor]:
     else:
         model = make(name, dropout=0.1, batch_size=ROWS, **changes)
     model.double()
+    if "compiled" in more:
+        model.featurizer.compile()
     model.optimizers = model.make_optimizers()
     for group in [group for optimizer in model.optimizers.values() for group in optimizer.param_groups]:
         group["eps"] = 1e-4  # a bias before batch norm has gradient zero: Adam would make steps of its rounding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -97,10 +98,57 @@ def test_fewer_rows_than_pieces_is_said() -> None:
         DividedRows(nn.Linear(2, 2), batch_size=2, accumulate=3)
 
 
+# one of two workers: how many bytes are on their way when the gradient comes to the first of three layers
+OVERLAP = """
+import torch
+from torch import nn
+from rcalign import distributed
+from rcalign.distributed import TRAFFIC, DividedRows
+with distributed.process_group():
+    distributed.BUCKET_BYTES = 1
+    network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
+    with DividedRows(network, batch_size=4):
+        seen = []
+        def note(gradient):
+            seen.append(TRAFFIC.sent.get("summed", 0))
+        network[0].register_forward_hook(lambda layer, x, out: out.register_hook(note) and None)
+        network(torch.ones(4, 2)).sum().backward()
+    print(*seen, TRAFFIC.sent["summed"])
+"""
+
+
+@pytest.mark.slow
+def test_sums_begin_before_the_backward_pass_ends() -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", OVERLAP],
+            env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), **common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    later, first = 4 * (3 * 4 + 4 + 4 * 5 + 5), 4 * (2 * 3 + 3)
+    for process in processes:
+        printed, _ = process.communicate()
+        assert process.returncode == 0 and [int(word) for word in printed.split()] == [later, later + first]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is none here")
+def test_a_compiled_network_is_divided_too(tmp_path: Path) -> None:
+    case = "RC-Align compiled"
+    assert [process.wait() for process in start(2, tmp_path, [case])] == [0, 0]
+    assert json.loads((tmp_path / "failures.json").read_text()) == {}
+    assert_close(load_weights(tmp_path / f"{case}.safetensors"), train("RC-Align"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_formula_of_traffic_predicts_the_count(size: int, tmp_path: Path) -> None:
-    passes = {"ERM": (1, 3), "RC-Align": (2, 3), "Fish": (3, 3)}  # backward passes, domains passed through
+    # backward passes, domains passed through
+    passes = {"ERM": (1, 3), "RC-Align": (2, 3), "Fish": (3, 3), "CORAL": (1, 3), "MMD": (1, 3)}
     assert [process.wait() for process in start(size, tmp_path, list(passes))] == [0] * size
     parameters = sum(p.numel() for p in toy.vector_network().featurizer.parameters())
     for name, (backward, domains) in passes.items():

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rcalign import api, distributed
+from rcalign.checkpoints import load_weights
 from rcalign.errors import InputError
 from rcalign.store.locks import acquire
 from rcalign.store.run_folder import RunFolder
@@ -84,15 +86,7 @@ def test_killed_on_three_workers_a_run_goes_on_with_one_or_two(rows: Path, strai
     killed = tmp_path / "killed"
     process = torchrun(3, str(rows), *FLAGS, "--out", str(killed))
     until_it_has(3, killed, process)
-    workers = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _descends(int(folder.name), process.pid)]
-    assert len(workers) >= 4, "torchrun and three workers, which have process groups of their own"
-    for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
-    while (lock := acquire(killed / ".lock")) is None:  # until the system has ended all their threads
-        time.sleep(0.05)
-    lock.release()
-    assert RunFolder(killed).result() is None, "the run was faster than the kill"
+    kill_all(process, killed, workers=3)
     shutil.copytree(killed, tmp_path / "two")
     api.train(str(rows), out=killed, resume=True, **OPTIONS)  # type: ignore[arg-type]
     assert_same_run(killed, straight)
@@ -101,6 +95,37 @@ def test_killed_on_three_workers_a_run_goes_on_with_one_or_two(rows: Path, strai
     assert process.returncode == 0, output
     assert output.count("Run folder:") == 1, "only the first worker speaks"
     assert_same_run(tmp_path / "two", straight)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_on_two_workers_a_run_has_the_same_bits(rows: Path, tmp_path: Path) -> None:
+    flags = ["--algorithm", "RC-Align", "--test-domain", "3", "--steps", "150", "--evaluate-every", "10"]
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    output, _ = (process := torchrun(2, str(rows), *flags, "--out", str(straight))).communicate()
+    assert process.returncode == 0, output
+    process = torchrun(2, str(rows), *flags, "--out", str(killed))
+    until_it_has(3, killed, process)
+    kill_all(process, killed, workers=2)
+    output, _ = (process := torchrun(2, str(rows), *flags, "--out", str(killed), "--resume")).communicate()
+    assert process.returncode == 0, output
+    assert (killed / "records.jsonl").read_bytes() == (straight / "records.jsonl").read_bytes()
+    for name in ("best.safetensors", "last.safetensors"):
+        found, expected = load_weights(killed / name), load_weights(straight / name)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(value, expected[key]) for key, value in found.items()), name
+
+
+def kill_all(process: subprocess.Popen[str], run: Path, workers: int) -> None:
+    """Kills torchrun and its workers in the middle of a run, and waits until the system has ended them."""
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _descends(int(folder.name), process.pid)]
+    assert len(pids) > workers, "torchrun and its workers, which have process groups of their own"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    while (lock := acquire(run / ".lock")) is None:  # until the system has ended all their threads
+        time.sleep(0.05)
+    lock.release()
+    assert RunFolder(run).result() is None, "the run was faster than the kill"
 
 
 @pytest.mark.slow

@@ -38,6 +38,28 @@ found = features.computed_once(net, inputs, 20, key=["slow"])
 print("sum", repr(float(found.sum())))
 """
 
+# one of several workers, in batches of 4; prints the rows that it computed
+WORKER = """
+import sys, numpy as np, torch, torch.distributed as dist
+from datetime import timedelta
+from pathlib import Path
+from rcalign.distributed import process_group, workers
+from rcalign.models.features import computed_once
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))
+x = torch.randn(22, 6)
+asked = []
+def inputs(rows):
+    for start in range(0, len(rows), 4):
+        part = rows[start : start + 4]
+        asked.extend(part.tolist())
+        yield x[part]
+with process_group():
+    found = computed_once(net, inputs, 22, key=["divided"], batch_size=4)
+    np.save(Path(sys.argv[1]) / f"found-{workers().rank}.npy", found)
+    print(asked)
+"""
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -177,3 +199,47 @@ def test_progress_is_visible_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
         ("the early stages", done, ROWS) for done in (4, 8, 12, 16)
     ]
     assert all(state.seconds_left is not None and state.seconds_left > 0 for state in seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False], ids=["one cache", "a cache each"])
+def test_workers_divide_the_batches_and_get_the_same_bits(shared: bool, tmp_path: Path) -> None:
+    from socket import socket
+
+    def run(size: int, place: Path) -> list[list[int]]:
+        place.mkdir(exist_ok=True)
+        with socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        own = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, str(place)],
+                env={
+                    **os.environ,
+                    **own,
+                    "RANK": str(rank),
+                    "RCALIGN_CACHE": str(place / ("cache" if shared else f"cache-{rank}")),
+                },
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        printed = [process.communicate()[0] for process in processes]
+        assert [process.returncode for process in processes] == [0] * size
+        return [json.loads(text) for text in printed]
+
+    alone, three = tmp_path / "alone", tmp_path / "three"
+    run(1, alone)
+    asked = run(3, three)
+    whole = np.load(alone / "found-0.npy")
+    for rank in range(3):
+        assert (np.load(three / f"found-{rank}.npy") == whole).all()
+    assert asked[0] == [*range(4), *range(12, 16)] and asked[1] == [*range(4, 8), *range(16, 20)]
+    assert asked[2] == [*range(8, 12), *range(20, 22)]
+    assert run(3, three) == [[], [], []], "what is in the cache is not computed again"
+    if not shared:  # one machine has lost its cache: all help again
+        for file in (three / "cache-1" / "features").glob("*"):
+            file.unlink()
+        assert run(3, three) == asked

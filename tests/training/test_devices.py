@@ -6,14 +6,19 @@ import json
 import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rcalign import api, cli
+import toy
+from rcalign import api, cli, registry
 from rcalign.checkpoints import load_weights
+from rcalign.data.batches import Batches
 from rcalign.devices import resolve_device
 from rcalign.errors import InputError
 
@@ -100,3 +105,50 @@ def test_a_device_that_is_not_there(rows: Path) -> None:
     assert resolve_device("auto") in ("cpu", "cuda", "mps")
     with pytest.raises(InputError, match="unknown precision 'fp8'"):
         api.train(rows, "ERM", ["2"], steps=1, precision="fp8")
+
+
+# what these compute depends on a number that only the device knows: a norm, a worst domain, who has a partner
+READ_BACK = {"BoDA-M_r,c", "BoDA_r,c", "CAD", "CDANN", "CRT", "CondCAD", "GMDG", "MetaReg", "RDM", "SAGM", "SAM", "SSP"}
+READ_BACK |= {"SSP-pretext", "Transfer", "iDAG"}
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"}  # operations that wait for a GPU
+
+
+class Reads(TorchDispatchMode):
+    """Notes operations for whose result a host would have to wait for its GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            part is not None and part.dtype == torch.bool for part in args[1]
+        )
+        # one_hot looks at the largest label on a CPU only
+        called_by = {frame.name for frame in traceback.extract_stack(limit=12)}
+        if (name in WAITING or by_mask) and not called_by & {"margin_logits", "head_gradient_variances"}:
+            self.found.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names(parts=True) if name not in READ_BACK])
+def test_a_step_reads_no_number_back_from_the_device(name: str) -> None:
+    model = toy.make(name)
+    sizes = (7,) * model.spec.num_domains
+    if model.refresh_due():
+        whole = toy.training_set(model)
+        model.refresh(model.embed(whole.x), whole.y, whole.domain)
+    model.step(toy.batch(0, sizes, images=toy.takes_images(model)))
+    with Reads() as reads:
+        model.step(toy.batch(1, sizes, images=toy.takes_images(model)))
+    assert reads.found == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here: prefetching to one cannot be tried")
+def test_batches_prepared_ahead_are_the_same_on_a_gpu() -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32), np.arange(40) % 3
+    parts = [np.arange(20), np.arange(20, 40)]
+    on_cpu = Batches(x, y, parts, 8, 0)
+    for step, batch in enumerate(Batches(x, y, parts, 8, 0, device="cuda").iterate(0, 9, workers=1)):
+        assert batch.x.is_cuda and torch.equal(batch.x.cpu(), on_cpu.at(step).x)

@@ -20,6 +20,7 @@ from rcalign.types import Batch
 StoredRows = ImageStore | Arrays | np.ndarray
 AHEAD = 2  # batches prepared before they are asked for, for each worker
 KEPT = 1  # batches taken before the last one whose images are still theirs
+Prepared = tuple[Batch, torch.cuda.Event | None]  # and when a GPU has it
 ROWS, COLOURS = 0, 1  # which random stream of a step: row numbers or augmentation
 
 
@@ -65,7 +66,7 @@ class Batches:
         self._batch_size = batch_size
         self._seed = seed
         self._augmentation = augmentation
-        self._device = torch.device(device)
+        self._device = _named(torch.device(device))
         self._workers = workers
         self._sizes = (batch_size,) * len(parts)
         self._domain = torch.arange(len(parts)).repeat_interleave(batch_size).to(self._device)
@@ -98,7 +99,7 @@ class Batches:
         rows = np.concatenate(parts)
         x = self._inputs(rows, step, out=out) if self._workers.size == 1 else self._own_inputs(rows, step)
         y, index = torch.from_numpy(self._y[rows]), torch.from_numpy(rows)
-        return Batch(x, y.to(self._device), self._domain, index.to(self._device), self._sizes)
+        return Batch(x, _moved(y, self._device), self._domain, _moved(index, self._device), self._sizes)
 
     def _inputs(
         self, rows: np.ndarray, step: int, positions: np.ndarray | None = None, out: Tensor | None = None
@@ -106,9 +107,9 @@ class Batches:
         """Network inputs of a step's rows, or of those at some positions among them. out: memory for them."""
         chosen = rows if positions is None else rows[positions]
         if not isinstance(self._content, ImageStore):
-            return _rows(self._content, chosen).to(self._device)
+            return _moved(_rows(self._content, chosen), self._device)
         rng = np.random.default_rng([self._seed, step, len(self._rows), COLOURS])
-        images = self._content.take(chosen).to(self._device)
+        images = _moved(self._content.take(chosen), self._device)
         return _needed(self._augmentation).train(images, rng, positions, len(rows), out=out)
 
     def _ring(self, length: int) -> list[Tensor | None]:
@@ -137,18 +138,36 @@ class Batches:
         if workers == 0:
             yield from (self.at(step, ring[step % len(ring)]) for step in range(start, stop))
             return
+        side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         with ThreadPoolExecutor(workers) as pool:
-            waiting: deque[Future[Batch]] = deque()
+            waiting: deque[Future[Prepared]] = deque()
             try:
                 for step in range(start, stop):
-                    waiting.append(pool.submit(self.at, step, ring[step % len(ring)]))
+                    waiting.append(pool.submit(self._ahead, step, ring[step % len(ring)], side))
                     if len(waiting) > AHEAD * workers:
-                        yield waiting.popleft().result()
+                        yield _taken(*waiting.popleft().result())
                 while waiting:
-                    yield waiting.popleft().result()
+                    yield _taken(*waiting.popleft().result())
             finally:
                 for future in waiting:
                     future.cancel()
+
+    def _ahead(self, step: int, out: Tensor | None, side: torch.cuda.Stream | None) -> Prepared:
+        """A batch prepared by a thread; on a GPU on a stream of its own, beside the steps of the network."""
+        if side is None:
+            return self.at(step, out), None
+        with torch.cuda.stream(side):
+            return self.at(step, out), side.record_event()
+
+
+def _taken(batch: Batch, ready: torch.cuda.Event | None) -> Batch:
+    """A prepared batch for the stream of the caller: the GPU waits until it is there, the host does not."""
+    if ready is not None:
+        stream = torch.cuda.current_stream(batch.x.device)
+        stream.wait_event(ready)
+        for values in (batch.x, batch.y, batch.domain, batch.index):
+            values.record_stream(stream)  # its memory belongs to the other stream, which must not use it again yet
+    return batch
 
 
 def evaluation_batches(
@@ -164,13 +183,25 @@ def evaluation_batches(
     >>> [x.flatten().tolist() for x in evaluation_batches(content, [4, 0, 2], 2)]
     [[4.0, 0.0], [2.0]]
     """
-    rows = np.asarray(indices, dtype=np.int64)
+    rows, place = np.asarray(indices, dtype=np.int64), torch.device(device)
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         if isinstance(content, ImageStore):
-            yield _needed(augmentation).evaluate(content.take(part).to(device))
+            yield _needed(augmentation).evaluate(_moved(content.take(part), place))
         else:
-            yield _rows(content, part).to(device)
+            yield _moved(_rows(content, part), place)
+
+
+def _named(device: torch.device) -> torch.device:
+    """The device with its number: another thread's current GPU is the first one, whatever this thread's is."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _moved(values: Tensor, device: torch.device) -> Tensor:
+    """On the device; to a GPU through pinned memory, so that the host does not wait for the copy."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def _weighted(rows: np.ndarray, weights: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -1,13 +1,17 @@
-"""Outputs of a network that is not trained, for every row of a data set: computed once, by one process, for all.
+"""Outputs of a network that is not trained, for every row of a data set: computed once, for all processes.
 
 They lie in the cache as one ``.npy`` file for each key, read by memory mapping. While they are computed the file is
 called ``….partial`` and grows by whole batches, so that nothing but the last seconds is lost when the process ends,
 however it ends; the next one goes on there, with the same batches and hence the same bits. A lock makes others wait. A
 small JSON file beside it says how far the work is: ``underway`` reads it, for whoever waits or watches.
+
+The workers of one run divide the batches among them and exchange what they computed; one worker for each cache folder
+writes. Batches stay whole, so that the file has the same bits for any number of workers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,10 +29,11 @@ from numpy.lib import format as npy
 from torch import Tensor, nn
 
 from rcalign.data.cache import cache_disk_errors, cache_root, remember
+from rcalign.distributed import any_worker, gathered_chunks, own_chunks, smallest, together, workers
 from rcalign.errors import InputError
 from rcalign.models.weights import weights_fingerprint
 from rcalign.store.json_files import read_object
-from rcalign.store.locks import waited_for
+from rcalign.store.locks import acquire, waited_for
 
 FOLDER = "features"
 SYNC_EVERY = 5.0  # seconds between two moments at which what was computed is safe on the disk
@@ -76,11 +81,14 @@ def computed_once(
     dtype: str = "float32",
     what: str = "features of the frozen backbone",
     progress: bool = False,
+    batch_size: int | None = None,
 ) -> np.ndarray:
     """module(x) for all rows, (rows, ...) of ``dtype`` (float16 or float32), mapped read-only from the cache.
 
     module: put into evaluation mode and used on the device where it is; its weights and structure are part of the key.
     inputs: row numbers -> batches of network inputs in that order. key: whatever else decides what the inputs are.
+    batch_size: the rows of such a batch; where it is given, the workers of a run, all of which must call this, divide
+    the batches among them.
 
     >>> import tempfile
     >>> os.environ["RCALIGN_CACHE"] = tempfile.mkdtemp()
@@ -95,6 +103,9 @@ def computed_once(
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
     file = cache_root() / FOLDER / f"{digest}.npy"
     found = _whole(file, rows)
+    if batch_size is not None and any_worker(found is None):
+        _compute_together(module, inputs, rows, file, np.dtype(dtype), what, batch_size, progress)
+        found = _whole(file, rows)
     if found is not None:
         return found
     with _bar(what, rows, progress) as show, _alone(file.with_suffix(".lock"), lambda: show(_done(file))):
@@ -134,6 +145,67 @@ def _compute(
         if growing.done != rows:
             raise ValueError(f"{growing.done} rows came of the inputs, {rows} were expected")
         growing.finish()
+
+
+def _compute_together(
+    module: nn.Module,
+    inputs: Inputs,
+    rows: int,
+    file: Path,
+    dtype: np.dtype[Any],
+    what: str,
+    batch_size: int,
+    progress: bool,
+) -> None:
+    """Divides what is missing among the workers; each gets everything, and whoever holds the lock of its cache writes.
+
+    With one worker, and where another program holds the lock, nothing is written here: the caller computes or waits.
+    """
+    size = workers().size
+    if size == 1:
+        return
+    module.eval()
+    with contextlib.ExitStack() as stack:
+
+        def opened() -> _Growing | None:
+            with cache_disk_errors(file.parent):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                lock = acquire(file.with_suffix(".lock"), what="cache")
+                if lock is None:
+                    return None
+                stack.callback(lock.release)
+                return stack.enter_context(_Growing(file, rows, dtype, what)) if _whole(file, rows) is None else None
+
+        growing = together(opened)
+        # from a whole batch on, so that batches are the same for any number of workers
+        first = smallest(rows if growing is None else growing.done) // batch_size * batch_size
+        show = stack.enter_context(_bar(what, rows, progress and workers().is_first))
+        mine = iter(inputs(own_chunks(np.arange(first, rows), batch_size)))
+        problem: InputError | None = None  # raised at the end: until then the others wait for this worker's batches
+        for start in range(first, rows, batch_size * size):
+            part = np.arange(start, min(rows, start + batch_size * size))
+            has_batch = len(own_chunks(part, batch_size)) > 0
+            with torch.inference_mode():
+                # a worker without a batch in the last round learns the shape from one row
+                computed = module(next(mine) if has_batch else next(iter(inputs(part[:1]))))
+            own = computed.to("cpu", torch.float32)[: len(part) if has_batch else 0]
+            values = gathered_chunks(own, len(part), batch_size).numpy()
+            show(int(part[-1]) + 1)
+            if growing is not None and problem is None:
+                try:
+                    with cache_disk_errors(file.parent):
+                        growing.append(values[max(0, growing.done - start) :])
+                except InputError as error:
+                    problem = error
+
+        def finish() -> None:
+            if problem is not None:
+                raise problem
+            if growing is not None:
+                with cache_disk_errors(file.parent):
+                    growing.finish()
+
+        together(finish)  # those that do not write wait here until the file is whole
 
 
 class _Growing:

@@ -64,7 +64,8 @@ class GradientScale:
     def _guard(self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
         """Before an update: leaves it out where a gradient is not finite, and adapts the scale."""
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if all(bool(torch.isfinite(total)) for total in torch._foreach_norm(gradients)):
+        # one number is read from the device, not one for each parameter
+        if not gradients or bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):
             self._good += 1
             if self._good >= PATIENCE:
                 self.value, self._good = min(2 * self.value, LARGEST), 0

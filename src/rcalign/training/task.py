@@ -23,7 +23,7 @@ from rcalign.data.columns import Encoding, Table, learn_encoding
 from rcalign.data.picture import RECIPE
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
-from rcalign.distributed import Workers, gathered_chunks, own_chunks
+from rcalign.distributed import Workers, any_worker, gathered_chunks, own_chunks
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
 from rcalign.models.backbones import Backbone, Standardised, build_backbone
 from rcalign.models.features import computed_once
@@ -208,8 +208,12 @@ def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progre
     assert isinstance(inputs.content, ImageStore) and inputs.augmentation is not None
     # one file of an earlier version, whose key says less
     old = f"features-{dataset.fingerprint[:24]}-{weights_fingerprint(backbone.featurizer)}-{inputs.shape[-1]}.npy"
+    found = None
     with contextlib.suppress(OSError, ValueError, EOFError):
-        return np.load(cache_root() / old, mmap_mode="r", allow_pickle=False)
+        found = np.load(cache_root() / old, mmap_mode="r", allow_pickle=False)
+    lacking = any_worker(found is None)  # all workers of a run must go the same way
+    if found is not None and not lacking:
+        return found
     # what makes an input of an image: the same for image sizes that come to the same
     form = () if inputs.content.form == "raw" else (inputs.content.form,)
     pixels = (
@@ -221,4 +225,4 @@ def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progre
     )
     featurizer = placed(backbone.featurizer, inputs.device)
     key = (dataset.fingerprint, RECIPE, *pixels)
-    return computed_once(featurizer, inputs.batches, len(dataset), key=key, progress=progress)
+    return computed_once(featurizer, inputs.batches, len(dataset), key=key, progress=progress, batch_size=BATCH)
