@@ -87,6 +87,8 @@ def test_the_three_commands_work_on_it(fitted: tuple[Path, dict[str, Any]]) -> N
     with pytest.raises(InputError, match="with 4 domains: at most 80 %"):
         api.predict(result["model"], [new], coverage=0.9)
     api.diagnose(result["model"])
+    told = api.diagnose(result["model"], target=new)
+    assert told.target is not None and told.target.samples == 4 * 20
     pytest.importorskip("onnxruntime")
     assert Path(api.export(result["model"])["file"]).exists()
 

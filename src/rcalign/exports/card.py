@@ -9,6 +9,7 @@ from typing import Any
 from rcalign import registry
 from rcalign.evaluation.metric_table import Metric, domain_values, measured_metrics
 from rcalign.exports.formats import Exported
+from rcalign.models import boosted_trees
 from rcalign.models.backbones import DEFAULT_IMAGE_BACKBONE
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig
@@ -33,9 +34,11 @@ def model_card(
     findings: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The card of a run. result: None for a run that is not finished. findings: (title, text) of a diagnosis."""
-    entry = registry.get(config.algorithm)
+    trees = config.algorithm == boosted_trees.ABOUT.name
+    entry = boosted_trees.ABOUT if trees else registry.get(config.algorithm)
     kind = "images" if config.image_size is not None else "arrays"
     network = config.backbone or (DEFAULT_IMAGE_BACKBONE if kind == "images" else "a small network")
+    network = "none, decision trees" if trees else network
     parts = [
         f"# {config.algorithm} on {_text(config.data)}",
         f"A classifier of {config.spec.num_classes} classes, trained on {config.spec.num_domains} domains, to be used "
@@ -136,8 +139,11 @@ def _limits(config: RunConfig, result: RunResult | None) -> list[str]:
         )
     else:
         lines.append("Every domain was trained on: the figures say nothing about a new domain.")
-    test = ((result.calibration if result is not None else None) or {}).get("ece", {}).get("test")
-    if test is not None:
+    calibration = (result.calibration if result is not None else None) or {}
+    test = calibration.get("ece", {}).get("test")
+    if test is not None and calibration.get("from_left_out"):
+        lines.append(f"On domains left out, {_percent(test['after'])} % calibration error remain.")
+    elif test is not None:
         lines.append(
             f"The temperature comes from domains that were trained on; on the test rows {_percent(test['after'])} % "
             "calibration error remain."
@@ -166,11 +172,14 @@ def _training(config: RunConfig, result: RunResult | None) -> list[str]:
         "protocol": f"{config.protocol}, preset {config.preset}",
         "steps": config.steps if result is None else f"{result.steps} ({result.seconds:.0f} s on {config.device})",
         "seed": config.seed,
-        "weights before training": f"{config.weights or 'pretrained'} ({config.weights_fingerprint})",
-        "backbone": "frozen" if config.freeze_backbone else "trained",
-        "precision": config.precision,
-        "averaging": config.average or "none",
     }
+    if config.algorithm != boosted_trees.ABOUT.name:
+        facts |= {
+            "weights before training": f"{config.weights or 'pretrained'} ({config.weights_fingerprint})",
+            "backbone": "frozen" if config.freeze_backbone else "trained",
+            "precision": config.precision,
+            "averaging": config.average or "none",
+        }
     versions = ", ".join(f"{name} {number}" for name, number in config.versions.items())
     return [
         _table(["what", "value"], [[name, value] for name, value in facts.items()]),

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from rcalign.data.column_encoder import ColumnEncoder
 from rcalign.data.picture_input import PictureToInput
+from rcalign.models.boosted_trees import BoostedTrees
 from rcalign.training.trained import TrainedModel
 
 
@@ -14,7 +15,7 @@ class Deployed(nn.Module):
     """What another program needs of a trained model.
 
     In: images uint8 (n, height, width, 3), or rows and series as floats in the units of the training data, or the
-    columns of a table as numbers (``Encoding.read``).
+    columns of a table as numbers (``Encoding.read``), which trees split as they are.
     Out: logits (n, C) and calibrated probabilities (n, C).
     """
 
@@ -24,7 +25,7 @@ class Deployed(nn.Module):
         self.to_inputs: nn.Module = nn.Identity()
         if augmentation is not None:
             self.to_inputs = PictureToInput(augmentation.size, model.stored_size, augmentation.mean, augmentation.std)
-        elif model.encoding is not None:
+        elif model.encoding is not None and not isinstance(model.algorithm, BoostedTrees):
             self.to_inputs = ColumnEncoder(model.encoding)
         self.frozen: nn.Module = model.frozen if model.frozen is not None else nn.Identity()
         self.algorithm = model.algorithm

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.ensemble import HistGradientBoostingClassifier
 
 from rcalign.data import loading
-from rcalign.data.columns import UNSEEN, Table, learn_encoding
 from rcalign.data.source import Dataset
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import DivergedError, InputError
 from rcalign.files import write_whole
+from rcalign.fit.boosting import fit_trees
 from rcalign.fit.portfolio import Candidate
 from rcalign.store.names import file_name
 from rcalign.store.run_folder import RunFolder
@@ -161,22 +160,9 @@ def _network(data: str | Dataset, dataset: Dataset, fold: Fold) -> tuple[np.ndar
 
 
 def _boosting(dataset: Dataset, fold: Fold) -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's gradient boosting with its own settings, on the same rows: logits, and which rows."""
+    """Gradient boosting on the same rows as a network: logits, and which rows."""
     splits = make_splits(dataset, "lodo", [fold.domain], fold.seed)
     seen = np.concatenate([*splits.train.values(), *(splits.val[name] for name in splits.train if name in splits.val)])
-    model, x = boosted(dataset, seen, fold.seed)
+    found = fit_trees(dataset, seen, fold.seed)
     rows = rows_left_out(dataset, fold.domain, fold.seed)
-    probabilities = np.full((len(rows), len(dataset.classes)), 1e-6)
-    probabilities[:, model.classes_] = model.predict_proba(x[rows]).clip(1e-6)
-    return np.log(probabilities), rows
-
-
-def boosted(dataset: Dataset, rows: np.ndarray, seed: int) -> tuple[HistGradientBoostingClassifier, np.ndarray]:
-    """Gradient boosting fitted on some rows of a table, and all rows as it reads them."""
-    assert isinstance(dataset.content, Table)
-    encoding = learn_encoding(dataset.content, rows)
-    x = encoding.read(dataset.content.raw)
-    names = np.concatenate([[column.kind == "category"] * column.width for column in encoding.columns]).astype(bool)
-    x[:, names] = np.where(x[:, names] == UNSEEN, np.nan, x[:, names])
-    model = HistGradientBoostingClassifier(categorical_features=names, random_state=seed)
-    return model.fit(x[rows], dataset.y[rows]), x
+    return found.trees.predict(torch.from_numpy(found.x[rows])).numpy(), rows

@@ -23,6 +23,7 @@ from rcalign.errors import InputError
 from rcalign.evaluation.metrics import softmax
 from rcalign.exports.card import model_card
 from rcalign.files import write_whole
+from rcalign.fit.boosting import train_trees
 from rcalign.fit.conformal import PredictionSets, abstention, learn_sets
 from rcalign.fit.data_overview import DataOverview, summarise_data
 from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_method, expect
@@ -128,8 +129,8 @@ def run_pipeline(
     )
     search.probe(next(c for c in candidates if c.network))
     rounds = search.run(candidates, full)
-    network_scores = _network_scores(rounds[-1], dataset.domains) if rounds else {}
-    if not network_scores:
+    scores = rounds[-1].scores(dataset.domains) if rounds else {}
+    if not scores:
         say("The budget was too small to compare methods: the recommended one is trained.")
         few = min(full, search.steps_left())
         return _default_only(dataset, data, out, seen, images, few, seed, settings, clock, say, progress)
@@ -137,8 +138,8 @@ def run_pipeline(
         tuned = _fine_tuned(search, rounds[-1], say)
         if tuned is not None:
             rounds.append(tuned)
-            network_scores |= _network_scores(tuned, dataset.domains)
-    return _finish(dataset, data, out, seen, rounds, network_scores, search, clock, rule, seed, settings, say, progress)
+            scores |= tuned.scores(dataset.domains)
+    return _finish(dataset, data, out, seen, rounds, scores, search, clock, rule, seed, settings, say, progress)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -184,11 +185,6 @@ def _fine_tuned(search: Search, last: Round, say: Say) -> Round | None:
     return other._round(tuned, steps, position=0)
 
 
-def _network_scores(done: Round, domains: Sequence[str]) -> dict[str, list[float]]:
-    networks = {c.name for c in done.candidates if c.network}
-    return {name: values for name, values in done.scores(domains).items() if name in networks}
-
-
 def _finish(
     dataset: Dataset,
     data: str,
@@ -217,14 +213,21 @@ def _finish(
     temperature, errors = temperature_of(logits, y)
     probabilities = {name: softmax(z / temperature) for name, z in logits.items()}
     sets = learn_sets(probabilities, y)
-    found = length(folds)
-    say(f"Training {candidate.name} on all {len(dataset):,} rows: {found.reason}.")
     model = out / "model"
-    _forget_other(model, candidate, found)
-    train_final(dataset, data, candidate, found, model, seed=seed, settings=settings, progress=progress)
+    if candidate.network:
+        found = length(folds)
+        how_long = found.reason
+        say(f"Training {candidate.name} on all {len(dataset):,} rows: {how_long}.")
+        _forget_other(model, candidate, found)
+        train_final(dataset, data, candidate, found, model, seed=seed, settings=settings, progress=progress)
+    else:
+        how_long = "scikit-learn's own settings"
+        say(f"Training {candidate.name} on all {len(dataset):,} rows: {how_long}.")
+        shutil.rmtree(model, ignore_errors=True)
+        train_trees(dataset, data, model, seed=seed, settings=settings, progress=progress)
     calibrate(model, temperature, sum(map(len, y.values())), errors)
     write_json(model / SETS_FILE, sets.to_json())
-    boosting = _boosting_sentence(rounds, dataset.domains, choice, scores[choice.method])
+    boosting = _boosting_sentence(scores, {c.name for c, _ in by_name.values() if c.network}, choice)
     if boosting is not None:
         say(boosting)
     fitted = Fitted(
@@ -245,7 +248,7 @@ def _finish(
         abstention=abstention(probabilities, y),
         commands=_commands(model, dataset),
         notes=[*dataset.notes, *(f"{name} failed: {why}" for name, why in search.failed.items())],
-        length=found.reason,
+        length=how_long,
         budget=clock.budget,
         seconds=clock.spent,
         rounds=[{"steps": r.steps, "methods": [c.name for c in r.candidates]} for r in rounds],
@@ -351,27 +354,21 @@ def _table(rounds: Sequence[Round], domains: Sequence[str]) -> list[dict[str, An
     return sorted(rows.values(), key=lambda row: (-row["last"], -row["mean"]))
 
 
-def _boosting_sentence(
-    rounds: Sequence[Round], domains: Sequence[str], choice: ChosenMethod, own: Sequence[float]
-) -> str | None:
-    """Whether gradient boosting wins, said plainly; None where it was not tried."""
-    for done in reversed(rounds):
-        for name, values in done.scores(domains).items():
-            if next(c for c in done.candidates if c.name == name).network:
-                continue
-            value = np.mean if choice.rule == "mean" else np.min
-            ahead = 100 * (float(value(values)) - float(value(own)))
-            if ahead > 0.05:
-                return (
-                    f"Gradient boosting (scikit-learn's HistGradientBoosting, its own settings) wins: {ahead:.1f} "
-                    f"points above {choice.method} by the {choice.rule}. Use it if accuracy is all you need; the model "
-                    "saved here is the network, which the other commands can diagnose and export."
-                )
-            return (
-                f"Gradient boosting (scikit-learn's HistGradientBoosting, its own settings) does not win: {-ahead:.1f} "
-                f"points below {choice.method} by the {choice.rule}."
-            )
-    return None
+def _boosting_sentence(scores: Mapping[str, Sequence[float]], networks: set[str], choice: ChosenMethod) -> str | None:
+    """How gradient boosting did against the best network, said plainly; None where not both were tried."""
+    value = np.mean if choice.rule == "mean" else np.min
+    found = {name: float(value(values)) for name, values in scores.items()}
+    own = [name for name in found if name in networks]
+    trees = [name for name in found if name not in networks]
+    if not own or not trees:
+        return None
+    best = max(own, key=lambda name: found[name])
+    ahead = 100 * (found[trees[0]] - found[best])
+    what = "Gradient boosting (scikit-learn's HistGradientBoosting, its own settings)"
+    if abs(ahead) < 0.05:
+        return f"{what} does as well as {best}, the best network, by the {choice.rule}."
+    wins = f"wins: {ahead:.1f} points above" if ahead > 0 else f"does not win: {-ahead:.1f} points below"
+    return f"{what} {wins} {best}, the best network, by the {choice.rule}."
 
 
 def _commands(model: Path, dataset: Dataset) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ class Candidate:
     """A method to compare: an algorithm with hyperparameters and perhaps weight averaging.
 
     cost: of a step, in those of plain training. frozen: on the features of a backbone that is not trained (images).
-    network: False for gradient boosting, which is compared but not saved.
+    network: False for gradient boosting, which is fitted by scikit-learn and knows no steps.
     """
 
     name: str
@@ -48,7 +48,7 @@ PORTFOLIO = (
 )
 BALANCED = PORTFOLIO[2]  # where classes are of unequal size, or differently so
 PLAIN = PORTFOLIO[1]
-BOOSTING = Candidate("gradient boosting", network=False)
+BOOSTING = Candidate("gradient boosting", "Gradient boosting", network=False, cost=0.1)
 
 
 def portfolio(more: Sequence[str] = (), *, domains: int, images: bool, table: bool) -> list[Candidate]:

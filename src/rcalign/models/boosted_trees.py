@@ -42,7 +42,7 @@ class BoostedTrees(nn.Module):
 
     nodes: ``feature``, ``left``, ``right``, ``category_set`` (T, M) int64 (-1: the node splits a number), ``threshold``
     and ``value`` (T, M) float64, ``missing_left`` (T, M) bool; ``sets`` (S, 256) bool; ``baseline`` (K,) float64;
-    ``classes`` int64, ``shape`` (2,) the number C of classes and the depth of the deepest tree. A leaf is its own child.
+    ``classes`` int64; ``shape`` (2,): C and the depth of the deepest tree. A leaf is its own child.
 
     >>> from sklearn.ensemble import HistGradientBoostingClassifier
     >>> x = np.random.default_rng(0).normal(size=(60, 2))
@@ -134,8 +134,9 @@ class BoostedTrees(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """x (n, c) float64: numbers, and categories as their positions -> raw scores (n, K)."""
+        # x.shape[0], not len(x): an exported graph takes any number of rows
         start = torch.arange(len(self.value), device=x.device) * self.value.shape[1]  # where a tree's nodes begin
-        node = start.expand(len(x), -1)
+        node = start.expand(x.shape[0], -1)
         flat = {name: getattr(self, name).reshape(-1) for name in NODES}
         for _ in range(self._depth):
             values = torch.gather(x, 1, flat["feature"][node])
@@ -144,11 +145,12 @@ class BoostedTrees(nn.Module):
             missing = torch.isnan(values) | (is_category & (values < 0))
             code = torch.nan_to_num(values, nan=0.0).clamp(0, SET_BITS - 1).long()
             in_set = self.sets.reshape(-1)[group.clamp(min=0) * SET_BITS + code]
-            goes_left = torch.where(is_category, in_set, values <= flat["threshold"][node])
-            goes_left = torch.where(missing, flat["missing_left"][node], goes_left)
+            # and, or, not: ONNX Runtime has no "where" for truth values
+            goes_left = (is_category & in_set) | (~is_category & (values <= flat["threshold"][node]))
+            goes_left = (missing & flat["missing_left"][node]) | (~missing & goes_left)
             node = torch.where(goes_left, flat["left"][node], flat["right"][node]) + start
-        leaves = flat["value"][node].view(len(x), -1, len(self.baseline))
-        first = self.baseline.expand(len(x), 1, -1)
+        leaves = flat["value"][node].view(x.shape[0], -1, len(self.baseline))
+        first = self.baseline.expand(x.shape[0], 1, -1)
         return torch.cumsum(torch.cat([first, leaves], 1), 1)[:, -1]  # one after the other, as scikit-learn adds
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +160,7 @@ class BoostedTrees(nn.Module):
         known = torch.log_softmax(known, 1).clamp(min=ABSENT)
         if len(self.classes) == self._num_classes:
             return scores, known.float()
-        logits = torch.full((len(x), self._num_classes), ABSENT, dtype=known.dtype, device=x.device)
+        logits = torch.full((x.shape[0], self._num_classes), ABSENT, dtype=known.dtype, device=x.device)
         return scores, logits.index_copy(1, self.classes, known).float()
 
     @torch.no_grad()

@@ -149,7 +149,7 @@ def _compute(
 
 def _compute_together(
     module: nn.Module,
-    inputs: Inputs,
+    inputs: InputBatches,
     rows: int,
     file: Path,
     dtype: np.dtype[Any],

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +18,17 @@ from rcalign.checkpoints import load_weights
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import evaluation_batches
 from rcalign.data.cache import open_images
-from rcalign.data.column_encoder import encode_columns
+from rcalign.data.column_encoder import ColumnEncoder, encode_columns
 from rcalign.data.columns import Encoding, Table
 from rcalign.data.source import Arrays, Dataset
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.extensions import import_modules
+from rcalign.models import boosted_trees
 from rcalign.models.backbones import build_backbone
+from rcalign.models.boosted_trees import BoostedTrees
 from rcalign.models.lora import merged
-from rcalign.presets import get_preset as get_preset
+from rcalign.presets import get_preset
 from rcalign.registry import Traits
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
@@ -101,7 +104,8 @@ class _Member(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """config: how it was trained. algorithm: with the chosen weights. frozen: the untrained backbone before it, if any.
+    """config: how it was trained. algorithm: with the chosen weights, or trees. frozen: the untrained backbone before
+    it, if any.
 
     augmentation: what turns images (n, s, s, 3) uint8 into inputs; None for arrays. temperature: what validation says
     logits should be divided by before they are probabilities; calibrated: it was fitted, and is not just 1. finished:
@@ -109,7 +113,7 @@ class TrainedModel:
     """
 
     config: RunConfig
-    algorithm: Algorithm | Ensemble
+    algorithm: Algorithm | Ensemble | BoostedTrees
     frozen: nn.Module | None
     augmentation: Augmentation | None
     device: torch.device
@@ -179,11 +183,16 @@ class TrainedModel:
         if not isinstance(content, Table):
             columns = ", ".join(column.name for column in encoding.columns)
             raise InputError(f"the model reads the columns {columns}: give a .csv or .parquet file that has them.")
+        if isinstance(self.algorithm, BoostedTrees):  # trees split numbers and categories as they are
+            return encoding.read(content.raw, f"'{name}'")
         return encode_columns(encoding, content, f"'{name}'")
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """Network inputs (n, ...) -> what the head reads (n, h)."""
+        """Network inputs (n, ...) -> what the head reads (n, h); of trees, the columns as a network would read them."""
+        if isinstance(self.algorithm, BoostedTrees):
+            assert self.encoding is not None
+            return ColumnEncoder(self.encoding)(x)
         return self.algorithm.embed(x if self.frozen is None else self.frozen(x))
 
     def probabilities(self, x: Tensor) -> np.ndarray:
@@ -195,9 +204,11 @@ class TrainedModel:
         """The class shares (C,) among the samples that training drew: what the probabilities take for granted.
 
         Batches draw every domain equally often; within a domain, rows as they are, or every class equally often where
-        the algorithm samples so.
+        the algorithm samples so. Trees are fitted to all rows alike.
         """
         counts = self.config.spec.count_matrix.double().numpy()
+        if isinstance(self.algorithm, BoostedTrees):
+            return counts.sum(0) / counts.sum()
         if self.algorithm.traits.balanced_sampling:
             counts = (counts > 0).astype(np.float64)
         return (counts / counts.sum(1, keepdims=True)).mean(0)
@@ -241,6 +252,16 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
         raise InputError(f"the run '{run}' kept no weights (`keep=none`): train it again with `keep=best`.")
     if not folder.best_file.exists():
         raise InputError(f"the run '{run}' has no checkpoint yet: finish it with 'rcalign train ... --resume'.")
+    result = folder.result()
+    calibration = (result.calibration if result is not None else None) or {}
+    known: dict[str, Any] = {
+        "temperature": 1.0 if result is None else result.temperature,
+        "calibrated": bool(calibration.get("rows")),
+        "finished": result is not None,
+    }
+    if config.algorithm == boosted_trees.ABOUT.name:
+        trees = BoostedTrees(load_weights(folder.best_file)).to(device)
+        return TrainedModel(config, trees, None, None, device, **known)
     frozen, augmentation = None, None
     shape = config.spec.input_shape
     if config.image_size is not None:
@@ -268,15 +289,4 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     hparams = spaces.build_hparams(entry.algorithm.Hparams, config.hparams)
     algorithm = entry.algorithm(config.spec, network, hparams, seed=config.seed)
     algorithm.load_state_dict(merged(load_weights(folder.best_file)))
-    result = folder.result()
-    calibration = (result.calibration if result is not None else None) or {}
-    return TrainedModel(
-        config,
-        algorithm,
-        frozen,
-        augmentation,
-        device,
-        temperature=1.0 if result is None else result.temperature,
-        calibrated=bool(calibration.get("rows")),
-        finished=result is not None,
-    )
+    return TrainedModel(config, algorithm, frozen, augmentation, device, **known)
