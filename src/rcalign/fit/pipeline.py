@@ -173,7 +173,7 @@ def _fine_tuned(search: Search, last: Round, say: Say) -> Round | None:
     tuned = [dataclasses.replace(c, name=f"{c.name}, fine-tuned", frozen=False) for c in leaders]
     if not tuned or search.clock.left < FINE_TUNE_FROM:
         return None
-    other = dataclasses.replace(search, seconds_per_step=0.0, overhead=0.0, out=search.out / "fine-tuned")
+    other = dataclasses.replace(search, seconds_per_step=0.0, overhead=0.0, ratios=[], out=search.out / "fine-tuned")
     other.out.mkdir(exist_ok=True)
     steps = 0
     with contextlib.suppress(KeyboardInterrupt), asked_to_stop(), interrupt_after(search.clock.left / 5):

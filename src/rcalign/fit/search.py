@@ -107,6 +107,7 @@ class Search:
     seconds_per_step: float = 0.0
     overhead: float = 0.0
     start_seconds: float = RAY_START
+    ratios: list[float] = field(default_factory=list)  # of the seconds of a fold to those that were expected
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -142,11 +143,21 @@ class Search:
         }
         write_whole(file, json.dumps(plan).encode())
 
+    @property
+    def slowness(self) -> float:
+        """How much longer folds take than was measured first, as when other programs need the machine; at least 1."""
+        return max(1.0, float(np.median(self.ratios))) if self.ratios else 1.0
+
+    def learn_from(self, fold: Fold, seconds: float) -> None:
+        """Takes what a fold has taken into account for what follows."""
+        if fold.candidate.network and self.seconds_per_step > 0:
+            self.ratios.append(seconds / (self.overhead + fold.steps * self.seconds_per_step * fold.candidate.cost))
+
     def seconds(self, candidate: Candidate, steps: int) -> float:
         """That a fold of a candidate may take."""
         if not candidate.network:
             return SAFETY * (2.0 + len(self.dataset) / 5000)
-        return SAFETY * (self.overhead + steps * self.seconds_per_step * candidate.cost)
+        return SAFETY * self.slowness * (self.overhead + steps * self.seconds_per_step * candidate.cost)
 
     def round_seconds(self, candidates: Sequence[Candidate], steps: int) -> float:
         """That a round may take, on all workers."""
@@ -155,12 +166,12 @@ class Search:
     def final_seconds(self, steps: int) -> float:
         """That the final model may take: all domains, more rows, the dearest candidate."""
         more = len(self.domains) / max(1, len(self.domains) - 1)
-        return SAFETY * (self.overhead + 1.3 * more * steps * self.seconds_per_step) + PAGE
+        return SAFETY * self.slowness * (self.overhead + 1.3 * more * steps * self.seconds_per_step) + PAGE
 
     def steps_left(self) -> int:
         """That one training may have in what is left of the budget, at least a few."""
-        left = self.clock.left - PAGE - SAFETY * self.overhead
-        return max(FEWEST_STEPS, int(left / (SAFETY * 1.3 * self.seconds_per_step)))
+        left = self.clock.left - PAGE - SAFETY * self.slowness * self.overhead
+        return max(FEWEST_STEPS, int(left / (SAFETY * self.slowness * 1.3 * self.seconds_per_step)))
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
@@ -260,15 +271,15 @@ class Search:
                 f"Comparing {len(candidates)} methods, {steps} steps each, leaving out each of {len(self.domains)} "
                 f"domains: {len(folds)} trainings{found}."
             )
-            self._train(todo, done, stop_with=self.final_seconds(steps))
+            self._train(todo, done)
         return done
 
-    def _train(self, folds: Sequence[Fold], done: Round, stop_with: float) -> None:
+    def _train(self, folds: Sequence[Fold], done: Round) -> None:
         total = len(folds)
         count = 0
 
         def out_of_time() -> bool:
-            return self.clock.left <= stop_with
+            return self.clock.left <= self.final_seconds(done.steps)
 
         def ended(position: int, outcome: Outcome | None) -> None:
             nonlocal count
@@ -278,6 +289,7 @@ class Search:
                 outcome = Outcome("failed" if not out_of_time() else "interrupted", error="its process died")
             if outcome.end == "finished":
                 count += 1
+                self.learn_from(fold, outcome.seconds)
                 done.outcomes[name][fold.domain] = outcome  # type: ignore[index]
                 if len(done.outcomes[name]) == len(self.domains):
                     values = [result.accuracy for result in done.outcomes[name].values()]
@@ -293,7 +305,7 @@ class Search:
 
             run_tasks(run_fold, [(self.data, fold) for fold in folds], self.workers, ended, out_of_time)
             return
-        with asked_to_stop() as stopped, interrupt_after(self.clock.left - stop_with):
+        with asked_to_stop() as stopped, interrupt_after(self.clock.left - self.final_seconds(done.steps)):
             for position, fold in enumerate(folds):
                 if fold.candidate.name in self.failed:
                     continue
