@@ -178,6 +178,21 @@ def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
     assert planned[-1][0] == len(candidates)
 
 
+def test_folds_that_take_longer_than_was_measured_shorten_what_follows(tmp_path: Path) -> None:
+    from rcalign.data import loading
+
+    data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    search = Search(data, "", tmp_path, Clock(3600), seconds_per_step=0.02, overhead=0.5)
+    fold = Fold(PORTFOLIO[0], "north", 100, "")
+    before = search._affordable(PORTFOLIO, 5000, 600.0)
+    search.learn_from(fold, 3 * (0.5 + 100 * 0.02))
+    assert search.slowness == pytest.approx(3.0)
+    assert 0 < search._affordable(PORTFOLIO, 5000, 600.0) < before / 2
+    for _ in range(2):  # folds that were faster promise nothing
+        search.learn_from(fold, 0.1)
+    assert search.slowness == 1.0
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("90s", 90), ("2h", 7200), ("0", 0), (" 1.5M ", 90)])
 def test_budgets_in_words(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
