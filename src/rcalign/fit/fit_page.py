@@ -37,11 +37,11 @@ def _expectation_chart(fitted: Fitted) -> Markup:
     found = fitted.expectation
     assert found is not None
     items = list(found.nested.items())[:MOST_DOMAINS]
-    left, width, row = 130, 560, 26
+    left, width, row = 118, 400, 26  # as wide as a telephone, so that its text can be read there
     height = row * (len(items) + 1) + 46
 
     def at(value: float) -> float:
-        return left + (width - left - 20) * value
+        return left + (width - left - 44) * value  # the figure of a dot at 100 % stands beside it
 
     low, high = found.interval
     band = row * (len(items) + 1) + 8
@@ -61,9 +61,9 @@ def _expectation_chart(fitted: Fitted) -> Markup:
     for k, (name, value) in enumerate(items):
         y = 18 + row * k
         parts.append(
-            f'<text class="name" x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(_short(name))}</text>'
+            f'<text class="name" x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(_short(name, 15))}</text>'
             f'<circle class="dot" cx="{at(value):.1f}" cy="{y}" r="5"><title>{escape(name)}: {100 * value:.1f} %'
-            f'</title></circle><text class="value" x="{min(at(value) + 9, width - 44):.1f}" y="{y + 4}">'
+            f'</title></circle><text class="value" x="{at(value) + 9:.1f}" y="{y + 4}">'
             f"{100 * value:.0f} %</text>"
         )
     y = 18 + row * len(items)
@@ -79,11 +79,11 @@ def _abstention_chart(rows: Any) -> Markup | None:
     """Accuracy of the answers over the share of rows that are answered."""
     if len(rows) < 2:
         return None
-    width, height, left, bottom = 560, 260, 52, 40
+    width, height, left, bottom = 400, 220, 52, 40
     lowest = min(0.5, min(row["accuracy"] for row in rows))
 
     def x(value: float) -> float:
-        return left + (width - left - 16) * value
+        return left + (width - left - 24) * value
 
     def y(value: float) -> float:
         return 10 + (height - bottom - 10) * (1 - value) / (1 - lowest)
@@ -99,7 +99,7 @@ def _abstention_chart(rows: Any) -> Markup | None:
     for k in range(5):
         value = lowest + (1 - lowest) * k / 4
         parts.append(
-            f'<line class="grid" x1="{left}" x2="{width - 16}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+            f'<line class="grid" x1="{left}" x2="{width - 24}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
             f'<text class="tick" x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{100 * value:.0f} %</text>'
         )
     points = " ".join(f"{x(row['answered']):.1f},{y(row['accuracy']):.1f}" for row in rows)
