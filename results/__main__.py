@@ -64,6 +64,8 @@ def run_step(name: str) -> None:
     if name == "confirm":
         for seed in confirm.SEEDS:
             confirm.run(RECORDS / "confirm.jsonl", seed)
+        for seed in confirm.SEEDS[:2]:
+            confirm.run(RECORDS / "confirm-afterwards.jsonl", seed, methods=confirm.AFTERWARDS)
         return
     if name in step_study.ROWS:
         for seed in step_study.SEEDS:

@@ -70,11 +70,10 @@ def digits(folder: Path) -> Rows:
         mnist = np.frombuffer(images.read(), np.uint8, offset=16).reshape(-1, 28, 28) / 255.0
         mnist_y = np.frombuffer(labels.read(), np.uint8, offset=8)
     usps = np.loadtxt(folder / "zip.test", skiprows=2)
-    usps_y = usps[:, -1].astype(int)
     usps_x = (usps[:, :-1].reshape(-1, 16, 16) + 1) / 2
     parts = {
         "mnist": (_shrunk(mnist[:, 2:26, 2:26], 3), mnist_y),
-        "usps": (_shrunk(usps_x, 2), usps_y % 10 if usps_y.max() == 10 else usps_y),
+        "usps": (_shrunk(usps_x, 2), usps[:, -1].astype(int) - 1),  # this file counts classes from 1
         "optdigits": (small.images / 16.0, small.target),
     }
     x = np.concatenate([images.reshape(-1, 64) for images, _ in parts.values()])
