@@ -23,7 +23,7 @@ import rcalign.algorithms
 from rcalign import registry
 from rcalign.algorithms.base import Network
 from rcalign.distributed import DividedRows, process_group, workers
-from rcalign.models.backbones import build
+from rcalign.models.backbones import build_backbone
 from rcalign.training.task import placed
 from rcalign.types import Batch, DataSpec
 
@@ -31,7 +31,7 @@ name, rows, accumulate, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]),
 torch.set_num_threads(1)
 with process_group():
     torch.manual_seed(0)
-    made = build("resnet50", (3, 96, 96), weights="none")
+    made = build_backbone("resnet50", (3, 96, 96), weights="none")
     spec = DataSpec(tuple("abcdefg"), ("a", "b", "c"), ((9,) * 7,) * 3, (3, 96, 96))
     network = placed(Network(made.featurizer, made.features, 7), torch.device("cpu"))
     model = registry.get(name).algorithm(spec, network, None)

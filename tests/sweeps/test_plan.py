@@ -43,8 +43,8 @@ def test_the_same_file_gives_the_same_ids_in_the_same_order_in_another_process(t
         f"[domains]\npacs = {json.dumps(DOMAINS)}\n"
     )
     code = (
-        "import sys\nfrom rcalign.sweeps.plan import expand\nfrom rcalign.sweeps.plan_file import read\n"
-        "print(*(run.id for run in expand(read(sys.argv[1]))))"
+        "import sys\nfrom rcalign.sweeps.plan import expand\nfrom rcalign.sweeps.plan_file import read_plan\n"
+        "print(*(run.id for run in expand(read_plan(sys.argv[1]))))"
     )
     there = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=True)
     assert there.stdout.split() == [run.id for run in expand(read_plan(file))]

@@ -31,7 +31,7 @@ from rcalign.errors import InputError
 from rcalign.estimator import DomainClassifier
 from rcalign.store.run_folder import read_config
 from rcalign.sweeps.plan import DataSummary, expand
-from rcalign.sweeps.plan_file import parse
+from rcalign.sweeps.plan_file import parse_plan
 from rcalign.training.options import options_from
 
 sys.argv = ["rcalign", "train", "rows.npz", "--algorithm", "ERM", "--test-domain", "2", "--steps", "2", "--out", "run",
@@ -40,10 +40,10 @@ try:
     cli.main()
 except SystemExit as end:
     assert not end.code
-plan = parse({"data": "rows.npz", "algorithms": "ERM", "look_twice": 6, "test_domains": ["0"]})
+plan = parse_plan({"data": "rows.npz", "algorithms": "ERM", "look_twice": 6, "test_domains": ["0"]})
 (planned,) = expand(plan, lambda data: DataSummary(("0", "1", "2"), True))
 try:
-    parse({"data": "rows.npz", "algorithms": "ERM", "look_twice": 0})
+    parse_plan({"data": "rows.npz", "algorithms": "ERM", "look_twice": 0})
     refused = ""
 except InputError as error:
     refused = str(error)

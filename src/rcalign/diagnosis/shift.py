@@ -12,14 +12,12 @@ an identity, not a bound.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from rcalign.diagnosis.transport import Array
 from rcalign.errors import unknown
 
-Support = Literal["domains", "samples", "classes"]
 SUPPORTS: tuple[str, ...] = ("domains", "samples", "classes")
 
 

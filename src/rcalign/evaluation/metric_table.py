@@ -16,7 +16,6 @@ from rcalign.evaluation.metrics import Floats, Integers
 from rcalign.extensions import import_entry_points
 
 Needs = Literal["logits", "probabilities"]
-MetricValues = Mapping[str, Mapping[str, Mapping[str, float]]]  # name -> domain -> "val" or "test" -> value
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from rcalign.errors import InputError, unknown
 
 Weights = Mapping[str, Tensor]
-Kind = Literal["ema", "polynomial", "swa", "swad"]
 
 
 class Mean:

@@ -30,9 +30,9 @@ from rcalign.files import write_whole
 
 NAME = FOLDER = "hearts"
 SUMMARY = "heart disease or not, of the patients of four hospitals (numbers)"
+# licence: CC BY 4.0
 PAGE = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 OFFER = Offer((Remote("heart+disease.zip", ("https://archive.ics.uci.edu/static/public/45/heart+disease.zip",)),))
-LICENCE = "CC BY 4.0"
 # patients, and those with disease: the class distribution in the authors' heart-disease.names
 PATIENTS = {"cleveland": (303, 139), "hungarian": (294, 106), "switzerland": (123, 115), "va": (200, 149)}
 CLASSES = ("healthy", "disease")

