@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rcalign.errors import unknown
 
-Protocol = Literal["lodo", "mdlt", "wilds"]
+Protocol = Literal["lodo", "mdlt", "wilds", "adapt"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rcalign.errors import unknown
+from rcalign.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from rcalign.algorithms.base import Algorithm
@@ -34,6 +34,7 @@ class Traits:
     images_only: needs image input and a convolutional backbone with stages.
     erm_when: hyperparameters with which a step equals plain training on the mean over domains of the mean loss.
     recipe_part: a first stage that is no method of its own; left out of listings of methods.
+    adapts: it uses unlabelled rows of the domains it is tested on, where batches have them.
     row_losses: its loss is a mean over the rows of a batch, so that the pieces of one may be descended one by one.
     cross_entropy: its loss has a cross-entropy with class labels, which may be smoothed.
     """
@@ -48,6 +49,7 @@ class Traits:
     images_only: bool = False
     erm_when: tuple[tuple[str, object], ...] | None = None
     recipe_part: bool = False
+    adapts: bool = False
     alignment: tuple[tuple[str, str], ...] = ()
 
     def averaging(self, hparams: Mapping[str, Any]) -> str | None:
@@ -138,6 +140,22 @@ def get(name: str) -> RegisteredAlgorithm:
 def names(parts: bool = False) -> list[str]:
     """All names in order of registration; with ``parts`` also the first stages that are no method of their own."""
     return [entry.name for entry in _entries.values() if parts or not entry.traits.recipe_part]
+
+
+def check_adapts(name: str, traits: Traits) -> None:
+    """Raises an ``InputError`` for an algorithm that does not use unlabelled rows.
+
+    >>> check_adapts("mine", Traits(adapts=True))
+    >>> check_adapts("mine", Traits())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    rcalign.errors.InputError: mine does not use unlabelled rows, which `protocol=adapt` is for: ...
+    """
+    if not traits.adapts:
+        known = ", ".join(other.name for other in descriptions() if other.traits.adapts)
+        raise InputError(
+            f"{name} does not use unlabelled rows, which `protocol=adapt` is for: take one of {known}, or "
+            "`protocol=lodo`, which with the same `unlabelled_share` tests on the same rows."
+        )
 
 
 def description(name: str) -> Description:

@@ -84,10 +84,10 @@ def leave_one_domain_out(run: Run, companions: Sequence[Run] = ()) -> ChosenRun 
 def oracle(run: Run, companions: Sequence[Run] = ()) -> ChosenRun:
     """Chooses by the tested domains themselves: an upper bound, never a result.
 
-    "lodo": the last checkpoint, ranked by the validation part of the domains held out (DomainBed). "mdlt", "wilds": the
-    checkpoint with the largest mean test accuracy (BoDA).
+    "lodo", "adapt": the last checkpoint, ranked by the validation part of the domains held out (DomainBed). "mdlt",
+    "wilds": the checkpoint with the largest mean test accuracy (BoDA).
     """
-    if run.protocol != "lodo":
+    if run.protocol not in ("lodo", "adapt"):
         return _best(run, [(record, _mean(record, run.tested, "test")) for record in run.checkpoints])
     last = run.checkpoints[-1]
     return ChosenRun(run, last, _mean(last, run.test_domains, "val"))
@@ -101,7 +101,7 @@ class Rule:
     title: str
     choose: Callable[[Run, Sequence[Run]], ChosenRun | None]
     companions: bool = False
-    protocols: tuple[str, ...] = ("lodo", "mdlt", "wilds")
+    protocols: tuple[str, ...] = ("lodo", "mdlt", "wilds", "adapt")
 
 
 RULES = {
@@ -113,13 +113,13 @@ RULES = {
             "leave-one-domain-out cross-validation",
             leave_one_domain_out,
             companions=True,
-            protocols=("lodo",),
+            protocols=("lodo", "adapt"),
         ),
         Rule("oracle", "test-domain validation (oracle)", oracle),
         Rule("mdlt", "mean validation accuracy over domains", training_domain, protocols=("mdlt",)),
     )
 }
-DEFAULT_RULES = {"lodo": "training-domain", "mdlt": "mdlt", "wilds": "training-domain"}
+DEFAULT_RULES = {"lodo": "training-domain", "mdlt": "mdlt", "wilds": "training-domain", "adapt": "training-domain"}
 
 
 def get_rule(name: str | None, protocol: str) -> Rule:

@@ -16,6 +16,7 @@ class DataSpec:
     classes: C names. domains: K names of the *source* domains, in the order of ``Batch.domain``.
     counts: K rows of C numbers, the training samples of each (domain, class) pair.
     input_shape: the shape of one sample as the network reads it, e.g. (3, 72, 72) or (1280,).
+    targets: names of the domains of which unlabelled rows are in every batch; none but in unsupervised adaptation.
 
     >>> spec = DataSpec(("cat", "dog"), ("photo", "sketch"), ((5, 5), (9, 0)), (3, 72, 72))
     >>> spec.num_classes, spec.num_domains, spec.count_matrix.sum().item()
@@ -26,6 +27,7 @@ class DataSpec:
     domains: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
     input_shape: tuple[int, ...]
+    targets: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:

@@ -444,7 +444,9 @@ def test_an_untrained_discriminator_is_at_chance() -> None:
     for layer in model.discriminator:
         nn.init.zeros_(layer.weight), nn.init.zeros_(layer.bias)
     data = batch(0)
-    assert model.discriminator_loss(model.featurizer(data.x), data).item() == pytest.approx(torch.tensor(3.0).log())
+    assert model.discriminator_loss(model.featurizer(data.x), data.y, data.domain).item() == pytest.approx(
+        torch.tensor(3.0).log()
+    )
 
 
 def test_cdann_without_embeddings_on_balanced_classes_is_dann() -> None:
@@ -454,7 +456,7 @@ def test_cdann_without_embeddings_on_balanced_classes_is_dann() -> None:
     data = batch(0)
     balanced = Batch(data.x, torch.arange(len(data)) % 3, data.domain, data.index, data.sizes)
     features = plain.featurizer(data.x)
-    losses = [model.discriminator_loss(features, balanced) for model in (conditional, plain)]
+    losses = [model.discriminator_loss(features, balanced.y, balanced.domain) for model in (conditional, plain)]
     torch.testing.assert_close(*losses)
 
 
@@ -463,7 +465,7 @@ def test_cdann_does_not_see_how_often_the_batch_is_repeated() -> None:
     twice = Batch.from_domains(
         [(x.repeat(2, 1), y.repeat(2)) for x, y in zip(data.split(data.x), data.split(data.y), strict=True)]
     )
-    losses = [model.discriminator_loss(model.featurizer(part.x), part) for part in (data, twice)]
+    losses = [model.discriminator_loss(model.featurizer(part.x), part.y, part.domain) for part in (data, twice)]
     torch.testing.assert_close(*losses)
 
 

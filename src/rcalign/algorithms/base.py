@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from rcalign.errors import InputError
 from rcalign.functional.classification import domain_cross_entropy
-from rcalign.registry import Traits
+from rcalign.registry import Traits, check_adapts
 from rcalign.spaces import At, Choice, Field, LogUniform
 from rcalign.types import Batch, DataSpec, StepOutput
 
@@ -120,6 +120,8 @@ class Algorithm(nn.Module):
                 f"{self.name} needs the number of training samples of each (domain, class) pair, but all counts are "
                 "zero: give DataSpec.counts from the training part."
             )
+        if spec.targets:
+            check_adapts(self.name, self.traits)
         self.spec = spec
         self.hparams = self.Hparams() if hparams is None else hparams
         self.rng = np.random.default_rng([seed, 0x5C])
@@ -203,13 +205,14 @@ class Algorithm(nn.Module):
         return features
 
     def features_by_domain(self, batch: Batch) -> Tensor:
-        """Features (N, h), no domain's rows seeing another's: one joint pass, or one pass for each domain where batch
-        norm is trained, as DomainBed does in the methods that use this.
+        """Features of labelled and then of unlabelled rows (N + U, h), no domain's rows seeing another's: one joint
+        pass, or one pass for each domain where batch norm is trained, as DomainBed does in the methods that use this.
         """
         norms = (part for part in self.featurizer.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
         if any(norm.training for norm in norms):
-            return torch.cat([self.features(x) for x in batch.split(batch.x)])
-        return self.features(batch.x)
+            parts = torch.split(batch.inputs, [*batch.sizes, *batch.unlabelled_sizes])
+            return torch.cat([self.features(x) for x in parts])
+        return self.features(batch.inputs)
 
     def cross_entropy(self, logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy of logits (n, C) with class positions y (n,), under the run's label smoothing.
@@ -256,6 +259,11 @@ class Algorithm(nn.Module):
         for name, size in zip(self.spec.domains, batch.sizes, strict=True):
             if size == 0:
                 raise InputError(f"the batch has no samples of domain '{name}': every source domain must be in it.")
+        if len(batch.unlabelled_sizes) != len(self.spec.targets):
+            raise InputError(
+                f"the batch has unlabelled rows of {len(batch.unlabelled_sizes)} domains, but DataSpec.targets names "
+                f"{len(self.spec.targets)}."
+            )
 
     def begin_step(self, batch: Batch) -> Batch:
         """Checks the batch, switches to training mode, and returns the batch. The first call of every ``step``."""

@@ -5,7 +5,8 @@ loss weighs the classes of the batch alike:
 
     L_D = sum_i w_i CE(D(z_i + e_{y_i}), d_i) + gradient_penalty * R,    w_i = 1 / (count of y_i in the batch * C')
 
-C' is the number of classes present in the batch, so that the weights sum to one; R is taken by D's input.
+C' is the number of classes present in the batch, so that the weights sum to one; R is taken by D's input. An unlabelled
+row of a target domain (unsupervised adaptation) counts for the class that the classifier finds likeliest at that step.
 
 Paper: Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks (2018). Departures: one
 discriminator with label embeddings, as DomainBed, where the paper has one for each class and a class-prior-normalised
@@ -25,9 +26,8 @@ from torch.nn import functional as F
 
 from rcalign.algorithms.dann import DANN, AdversarialHparams
 from rcalign.functional.adversarial import class_balanced_weights
-from rcalign.registry import register
+from rcalign.registry import Traits, register
 from rcalign.spaces import At, Field
-from rcalign.types import Batch
 
 PUBLISHED = {name: At("largest_label") for name in ("domainbed", "domainbed-2024", "mdlt")}
 
@@ -37,6 +37,7 @@ PUBLISHED = {name: At("largest_label") for name in ("domainbed", "domainbed-2024
     summary="features of each class from which a discriminator cannot tell the domain",
     paper="Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks (2018)",
     family="adversarial alignment",
+    traits=Traits(adapts=True),
 )
 class CDANN(DANN):
     @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class CDANN(DANN):
     def discriminator_inputs(self, features: Tensor, y: Tensor) -> Tensor:
         return features + self.class_embeddings(y)
 
-    def domain_risk(self, logits: Tensor, batch: Batch) -> Tensor:
+    def domain_risk(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
         published = self.hparams.class_count == "largest_label"
-        weights = class_balanced_weights(batch.y, int(batch.y.max()) + 1 if published else None, logits.dtype)
-        return (weights * F.cross_entropy(logits, batch.domain, reduction="none")).sum()
+        weights = class_balanced_weights(y, int(y.max()) + 1 if published else None, logits.dtype)
+        return (weights * F.cross_entropy(logits, domain, reduction="none")).sum()

@@ -12,6 +12,9 @@ makes one of two updates. Where t mod (1 + s) < s, s = discriminator_steps, D de
 With s = 1 the classifier learns in every second step, from the first one on. The discriminator has its own learning
 rate and weight decay; both Adams use betas (beta1, 0.9).
 
+Unlabelled rows of a target domain (unsupervised adaptation) are one domain more for D: its sums and means then go over
+N + U rows, and D has an output for each target too. The classifier's cross-entropy stays that of the N labelled rows.
+
 Paper: Ganin et al., Domain-Adversarial Training of Neural Networks (2016). Departures: alternating updates with a
 penalty, as DomainBed, instead of gradient reversal with a ramp. Published DomainBed and BoDA take R from a sum that is
 constant for equal batches (``softmax``); today's DomainBed, and the default here, from the cross-entropy.
@@ -31,7 +34,7 @@ from torch.nn import functional as F
 from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.perceptron import Perceptron
 from rcalign.functional.adversarial import input_gradient_penalty
-from rcalign.registry import register
+from rcalign.registry import Traits, register
 from rcalign.spaces import At, Choice, Field, LogUniform
 from rcalign.types import Batch
 
@@ -94,13 +97,14 @@ class AdversarialHparams(BaseHparams):
     summary="features from which a discriminator cannot tell the domain",
     paper="Ganin et al., Domain-Adversarial Training of Neural Networks (2016)",
     family="adversarial alignment",
+    traits=Traits(adapts=True),
 )
 class DANN(Algorithm):
     Hparams = AdversarialHparams
 
     def build(self) -> None:
         hidden = [self.hparams.discriminator_width] * (self.hparams.discriminator_depth - 1)
-        widths = [self.features_dim, *hidden, self.spec.num_domains]
+        widths = [self.features_dim, *hidden, self.spec.num_domains + len(self.spec.targets)]
         self.discriminator = Perceptron(widths)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -118,28 +122,32 @@ class DANN(Algorithm):
         turns = self.hparams.discriminator_steps
         if (self.steps_done + 1) % (1 + turns) < turns:
             with torch.no_grad():
-                features, logits = self(batch.x)
-            adversary = self.discriminator_loss(features, batch)
-            risk = self.cross_entropy(logits, batch.y)
+                features, logits = self(batch.inputs)
+            adversary = self.discriminator_loss(features, self.discriminated(logits, batch), batch.input_domains)
+            risk = self.cross_entropy(logits[: len(batch)], batch.y)
             self.descend(adversary, "discriminator")
         else:
-            features, logits = self(batch.x)
-            adversary = self.discriminator_loss(features, batch)
-            risk = self.cross_entropy(logits, batch.y)
+            features, logits = self(batch.inputs)
+            adversary = self.discriminator_loss(features, self.discriminated(logits, batch), batch.input_domains)
+            risk = self.cross_entropy(logits[: len(batch)], batch.y)
             self.descend(risk - self.hparams.adversary_weight * adversary, "classifier")
         loss = risk - self.hparams.adversary_weight * adversary
         return {"loss": loss.detach(), "risk": risk.detach(), "discriminator": adversary.detach()}
 
-    def discriminator_loss(self, features: Tensor, batch: Batch) -> Tensor:
-        """L_D of features (N, h)."""
-        inputs = self.discriminator_inputs(features, batch.y)
+    def discriminated(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The class of each row that D reads (N + U,): the label, or of an unlabelled row the likeliest class."""
+        return torch.cat([batch.y, logits[len(batch) :].detach().argmax(1)])
+
+    def discriminator_loss(self, features: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+        """L_D of features (n, h) with classes and domains (n,)."""
+        inputs = self.discriminator_inputs(features, y)
         penalised = self.hparams.gradient_penalty > 0
         if penalised and not inputs.requires_grad:
             inputs.requires_grad_()
         logits = self.discriminate(inputs)
-        loss = self.domain_risk(logits, batch)
+        loss = self.domain_risk(logits, y, domain)
         if penalised:
-            penalty = input_gradient_penalty(inputs, logits, batch.domain, self.hparams.penalty_form)
+            penalty = input_gradient_penalty(inputs, logits, domain, self.hparams.penalty_form)
             loss = loss + self.hparams.gradient_penalty * penalty
         return loss
 
@@ -156,6 +164,6 @@ class DANN(Algorithm):
         """What D reads: (n, h), labels (n,) -> (n, h)."""
         return features
 
-    def domain_risk(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The cross-entropy in L_D, of D's logits (N, K)."""
-        return F.cross_entropy(logits, batch.domain)
+    def domain_risk(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+        """The cross-entropy in L_D, of D's logits (n, K), with classes and domains (n,)."""
+        return F.cross_entropy(logits, domain)

@@ -8,6 +8,8 @@ Objective over K domains, CE_d the mean cross-entropy and X_d the features of do
 Under ``estimator = biased`` (published) the means within a domain compare a sample also with itself, which adds up to
 14/n for n samples of a domain and is least when all features fall together; ``unbiased`` leaves that out.
 
+Unlabelled rows of a target domain (unsupervised adaptation) are one domain more in the pairs, not in the first term.
+
 Paper: Li et al., Domain Generalization with Adversarial Feature Learning (2018). Departures: only the kernel penalty,
 as DomainBed; the paper's autoencoder and adversarial prior are left out. The default is the unbiased estimate: with
 small batches the biased one collapses the features. Distances are taken by differences, not by the matrix product form,
@@ -33,7 +35,7 @@ PUBLISHED = {name: At("biased") for name in ("domainbed", "domainbed-2024", "mdl
     summary="matches distributions of features between domains by a Gaussian kernel",
     paper="Li et al., Domain Generalization with Adversarial Feature Learning (2018)",
     family="feature alignment",
-    traits=Traits(erm_when=(("penalty_weight", 0.0),)),
+    traits=Traits(erm_when=(("penalty_weight", 0.0),), adapts=True),
 )
 class MMD(Algorithm):
     @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class MMD(Algorithm):
 
     def loss(self, batch: Batch) -> StepOutput:
         features = self.features_by_domain(batch)
-        risk = self.domain_risks(self.head(features), batch.y, batch.sizes).mean()
-        penalty = kernel_gap(features, batch.sizes, unbiased=self.hparams.estimator == "unbiased")
+        risk = self.domain_risks(self.head(features[: len(batch)]), batch.y, batch.sizes).mean()
+        sizes = (*batch.sizes, *batch.unlabelled_sizes)
+        penalty = kernel_gap(features, sizes, unbiased=self.hparams.estimator == "unbiased")
         return StepOutput(risk + self.hparams.penalty_weight * penalty, {"penalty": penalty.detach()})

@@ -25,6 +25,13 @@ counts of the row's domain: what is learned then holds for classes of equal size
 (``functional.imbalance.expected_log_shares``), for which it then holds: those on which the source domains agree.
 With ``weight_average`` (ours) the run keeps the average of its last weights (``--average polynomial``).
 
+With ``target_alignment`` t > 0 (ours; unsupervised adaptation only) L_inner has the further term
+
+    t * DA(S and T),    T = the unlabelled rows whose likeliest class has a probability of at least pseudo_threshold
+
+in which each target domain is one domain more: its rows have the class that the classifier finds likeliest by then,
+its centroids are those of these pseudo-classes, and rows of the support are drawn to them as its rows are to theirs.
+
 Paper: RC-Align (ICML 2026), Algorithms 1 and 2. What it leaves open and what was chosen here: docs/fidelity.md.
 """
 
@@ -43,6 +50,7 @@ from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
 from rcalign.algorithms.lookahead import LookAhead
 from rcalign.errors import InputError
 from rcalign.functional.alignment import (
+    alignment_loss,
     centroids,
     grouped_alignment,
     pair_sums,
@@ -65,6 +73,7 @@ from rcalign.types import Batch
         averages="polynomial",
         averages_when="weight_average",
         erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0)),
+        adapts=True,
         alignment=(("weight", "alignment_weight"), ("temperature", "temperature"), ("inner_rate", "inner_rate")),
     ),
 )
@@ -139,12 +148,36 @@ class RCAlign(Algorithm):
             bool,
             Field("keep the average of the last ninth of the weights (the paper: no)", added_later=True),
         ] = False
+        target_alignment: Annotated[
+            float,
+            Field(
+                "weight of aligning unlabelled target rows by pseudo-class (protocol adapt)",
+                minimum=0,
+                added_later=True,
+            ),
+        ] = 0.0
+        pseudo_threshold: Annotated[
+            float,
+            Field(
+                "probability from which an unlabelled row has a pseudo-class", minimum=0, maximum=1, added_later=True
+            ),
+        ] = 0.9
 
     def build(self) -> None:
         if self.hparams.meta_gradient == "exact" and self.hparams.meta_step == "optimizer":
             raise InputError(
                 "meta_gradient 'exact' goes through a plain gradient step, but meta_step is 'optimizer': set "
                 "meta_step=sgd, or meta_gradient=mldg."
+            )
+        if self.spec.targets and not self.hparams.target_alignment:
+            raise InputError(
+                f"{self.name} uses unlabelled rows only where the hyperparameter target_alignment is above 0: set it, "
+                "for example to 1, or use another protocol than adapt."
+            )
+        if self.hparams.target_alignment and not self.spec.targets:
+            raise InputError(
+                f"target_alignment is {self.hparams.target_alignment:g}, but there are no unlabelled rows to align: "
+                "train with `protocol=adapt`, or leave it out."
             )
         self._look_ahead = LookAhead(self)
         self._queries: list[int] = []  # domains still to have their turn as query, in order
@@ -161,9 +194,9 @@ class RCAlign(Algorithm):
     def step(self, batch: Batch) -> Logs:
         batch = self.begin_step(batch)
         if not self.hparams.meta:
-            features = self.features(batch.x)
+            features, target = self._passed(batch)
             mu, present = self._centroids(features, batch)
-            inner, logs = self._inner(features, batch, mu, present)
+            inner, logs = self._inner(features, batch, mu, present, target)
             self.descend(inner)
             return {"loss": inner.detach(), **logs}
         logs = {}
@@ -186,9 +219,9 @@ class RCAlign(Algorithm):
         h = self.hparams
         support = batch.select([k for k in range(batch.num_domains) if k != query])
         held_out = batch.select([query])
-        features = self.features(support.x)
+        features, target = self._passed(support)
         mu, present = self._centroids(features, support)
-        inner, logs = self._inner(features, support, mu, present)
+        inner, logs = self._inner(features, support, mu, present, target)
 
         self.optimizer.zero_grad(set_to_none=True)
         if h.meta_gradient == "exact":
@@ -210,8 +243,15 @@ class RCAlign(Algorithm):
         self.optimizer.step()
         return {"loss": inner.detach() + outer.detach(), "outer": outer.detach(), **logs}
 
-    def _inner(self, features: Tensor, batch: Batch, mu: Tensor, present: Tensor) -> tuple[Tensor, Logs]:
-        """L_inner on the domains of this batch that have rows."""
+    def _passed(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Features of the labelled rows, and of the unlabelled ones where there are some, in one pass."""
+        features = self.features(batch.inputs)
+        return (features, None) if batch.unlabelled is None else (features[: len(batch)], features[len(batch) :])
+
+    def _inner(
+        self, features: Tensor, batch: Batch, mu: Tensor, present: Tensor, target: Tensor | None
+    ) -> tuple[Tensor, Logs]:
+        """L_inner on the domains of this batch that have rows. target: features of the unlabelled rows."""
         domains = [k for k, size in enumerate(batch.sizes) if size]
         pairs = ring_pairs(domains, self.rng) if self.hparams.mixup_alpha > 0 else []
         warmth = min(1.0, (self.steps_done + 1) / self.hparams.warm_up) if self.hparams.warm_up else 1.0
@@ -222,7 +262,24 @@ class RCAlign(Algorithm):
             mixed = self._mixed(features, batch, pairs, mu, present)
             ce, da = mixed if warmth == 1 else (a + warmth * (b - a) for a, b in zip((ce, da), mixed, strict=True))
         loss = ce + self.hparams.alignment_weight * warmth * da
-        return loss, {"cross_entropy": ce.detach(), "alignment": da.detach()}
+        logs: Logs = {"cross_entropy": ce.detach(), "alignment": da.detach()}
+        if target is not None:
+            aligned = self._target_alignment(features, batch, target)
+            loss = loss + self.hparams.target_alignment * warmth * aligned
+            logs["target_alignment"] = aligned.detach()
+        return loss, logs
+
+    def _target_alignment(self, features: Tensor, batch: Batch, target: Tensor) -> Tensor:
+        """DA of labelled rows (N, h) and of the unlabelled ones (U, h) that have a pseudo-class."""
+        with torch.no_grad():
+            probability, guess = self.head(target).softmax(1).max(1)
+        sure = probability >= self.hparams.pseudo_threshold
+        z = torch.cat([features, target[sure]])
+        y = torch.cat([batch.y, guess[sure]])
+        domain = torch.cat([batch.domain, batch.input_domains[len(batch) :][sure]])
+        mu, present = centroids(z, y, domain, self.spec.num_domains + len(self.spec.targets), self.spec.num_classes)
+        h = self.hparams
+        return alignment_loss(z, y, domain, mu, present, temperature=h.temperature, denominator=h.denominator)
 
     def _mixed(
         self, features: Tensor, batch: Batch, pairs: Sequence[tuple[int, int]], mu: Tensor, present: Tensor

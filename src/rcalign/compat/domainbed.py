@@ -40,7 +40,8 @@ class Algorithm(nn.Module):
     """DomainBed's interface around one of our algorithms. Made by ``algorithm(name)``.
 
     hparams: DomainBed's dict. Its ``lr``, ``weight_decay`` and ``batch_size`` are ours by another name; a key that is
-    the name of a field of ours sets it; the rest is for the network.
+    the name of a field of ours sets it; the rest is for the network. With ``--task domain_adaptation``,
+    ``unlabelled_domains`` is the number of unlabelled environments, which DomainBed's interface does not tell.
     """
 
     entry: RegisteredAlgorithm
@@ -65,6 +66,7 @@ class Algorithm(nn.Module):
             tuple(f"environment {k}" for k in range(num_domains)),
             tuple((0,) * num_classes for _ in range(num_domains)),
             tuple(input_shape),
+            tuple(f"unlabelled environment {k}" for k in range(int(self.hparams.get("unlabelled_domains", 0)))),
         )
         self.algorithm = self.entry.algorithm(spec, network, values, seed=seed)
 
@@ -86,8 +88,15 @@ class Algorithm(nn.Module):
         return spaces.defaults(kind, PRESET, **{name: value for name, value in given.items() if name in fields})
 
     def update(self, minibatches: Sequence[tuple[Tensor, Tensor]], unlabeled: Any = None) -> dict[str, float]:
-        """One step on one (x, y) of each training environment; numbers to log. Unlabelled batches are not used."""
-        logs = self.algorithm.step(Batch.from_domains(minibatches))
+        """One step on one (x, y) of each training environment and one x of each unlabelled one; numbers to log."""
+        expected, found = len(self.algorithm.spec.targets), len(unlabeled or ())
+        if expected != found:
+            registry.check_adapts(self.entry.name, self.entry.traits)
+            raise InputError(
+                f"there are unlabelled batches of {found} environments, but the hparam unlabelled_domains is "
+                f"{expected}: give --hparams '{{\"unlabelled_domains\": {found}}}'."
+            )
+        logs = self.algorithm.step(Batch.from_domains(minibatches, unlabelled=list(unlabeled or ())))
         return {name: float(value) for name, value in logs.items()}
 
     def predict(self, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ StoredRows = ImageStore | Arrays | np.ndarray
 AHEAD = 2  # batches prepared before they are asked for, for each worker
 KEPT = 1  # batches taken before the last one whose images are still theirs
 Prepared = tuple[Batch, torch.cuda.Event | None]  # and when a GPU has it
-ROWS, COLOURS = 0, 1  # which random stream of a step: row numbers or augmentation
+ROWS, COLOURS, UNLABELLED = 0, 1, 2  # which random stream of a step: row numbers, augmentation, unlabelled rows
 
 
 class Batches:
@@ -32,6 +32,8 @@ class Batches:
     likely as the next, then one of its rows; only labels are read for that. weights: (n,) of all rows; a row is drawn
     from its domain (or class) in proportion to its weight, by default each alike. workers: only this worker's share of
     each domain's rows is read; the other rows of ``x`` are not numbers, so that nobody can use them unnoticed.
+    unlabelled: rows of each target domain, of which ``batch_size`` are in every batch too, without their labels and
+    without augmentation, as in DomainBed.
 
     >>> content = Arrays(np.arange(8, dtype=np.float32)[:, None])
     >>> batches = Batches(content, np.array([0, 1] * 4), [np.arange(4), np.arange(4, 8)], batch_size=3, seed=0)
@@ -53,6 +55,7 @@ class Batches:
         device: torch.device | str = "cpu",
         workers: Workers = Workers(),  # noqa: B008  (frozen)
         weights: np.ndarray | None = None,
+        unlabelled: Sequence[np.ndarray] = (),
     ) -> None:
         parts = list(rows.values()) if isinstance(rows, Mapping) else list(rows)
         for k, part in enumerate(parts):
@@ -63,6 +66,7 @@ class Batches:
         self._content = content
         self._y = np.asarray(y, dtype=np.int64)
         self._rows = [np.asarray(part, dtype=np.int64) for part in parts]
+        self._unlabelled = [np.asarray(part, dtype=np.int64) for part in unlabelled]
         self._batch_size = batch_size
         self._seed = seed
         self._augmentation = augmentation
@@ -99,7 +103,21 @@ class Batches:
         rows = np.concatenate(parts)
         x = self._inputs(rows, step, out=out) if self._workers.size == 1 else self._own_inputs(rows, step)
         y, index = torch.from_numpy(self._y[rows]), torch.from_numpy(rows)
-        return Batch(x, _moved(y, self._device), self._domain, _moved(index, self._device), self._sizes)
+        values = (x, _moved(y, self._device), self._domain, _moved(index, self._device), self._sizes)
+        return Batch(*values, self._unlabelled_at(step), (self._batch_size,) * len(self._unlabelled))
+
+    def _unlabelled_at(self, step: int) -> Tensor | None:
+        """Network inputs of the target domains; of several workers, only this one's rows are read."""
+        if not self._unlabelled:
+            return None
+        drawn = [
+            part[np.random.default_rng([self._seed, step, k, UNLABELLED]).integers(len(part), size=self._batch_size)]
+            for k, part in enumerate(self._unlabelled)
+        ]
+        rows = np.concatenate(drawn)
+        positions = self._workers.positions(len(drawn), self._batch_size)
+        (own,) = evaluation_batches(self._content, rows[positions], len(positions), self._augmentation, self._device)
+        return own if self._workers.size == 1 else _among_nans(own, positions, len(rows))
 
     def _inputs(
         self, rows: np.ndarray, step: int, positions: np.ndarray | None = None, out: Tensor | None = None
@@ -122,12 +140,7 @@ class Batches:
     def _own_inputs(self, rows: np.ndarray, step: int) -> Tensor:
         """Network inputs of the whole step, of which only this worker's are read."""
         positions = self._workers.positions(len(self._rows), self._batch_size)
-        own = self._inputs(rows, step, positions)
-        x = torch.full((len(rows), *own.shape[1:]), torch.nan, dtype=own.dtype, device=own.device)
-        if own.dim() == 4:
-            x = x.to(memory_format=torch.channels_last)
-        x[torch.from_numpy(positions)] = own
-        return x
+        return _among_nans(self._inputs(rows, step, positions), positions, len(rows))
 
     def iterate(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
         """The batches of steps start ... stop - 1, prepared ahead by threads; the same bits for any number of them.
@@ -202,6 +215,15 @@ def _named(device: torch.device) -> torch.device:
 def _moved(values: Tensor, device: torch.device) -> Tensor:
     """On the device; to a GPU through pinned memory, so that the host does not wait for the copy."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
+def _among_nans(own: Tensor, positions: np.ndarray, rows: int) -> Tensor:
+    """(k, ...) at some positions of (rows, ...), whose other rows are not numbers."""
+    x = torch.full((rows, *own.shape[1:]), torch.nan, dtype=own.dtype, device=own.device)
+    if own.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+    x[torch.from_numpy(positions)] = own
+    return x
 
 
 def _weighted(rows: np.ndarray, weights: np.ndarray, places: np.ndarray) -> np.ndarray:

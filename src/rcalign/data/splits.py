@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy as np
 from rcalign.data.source import Dataset, listed
 from rcalign.errors import InputError, unknown
 
-PROTOCOLS = ("lodo", "mdlt", "wilds", "all")
+PROTOCOLS = ("lodo", "mdlt", "wilds", "adapt", "all")
 HOLDOUT = 0.2  # DomainBed's share of a domain that is kept for choosing
+UNLABELLED_SHARE = 0.5  # of a held-out domain's test rows, under "adapt"
 GROUP_SHARES = (0.15, 0.30)  # of groups: val, test; the rest trains
 
 
@@ -22,12 +23,14 @@ class Splits:
     """Row numbers (int64, ascending within a part) by domain name, in the data set's order of domains.
 
     train: source domains only. val: source domains; of a held-out domain the part that only oracle selection may read.
-    test: held-out domains (lodo) or all domains (mdlt).
+    test: held-out domains (lodo) or all domains (mdlt). unlabelled: rows of held-out domains that are not tested; under
+    "adapt" they train without their labels.
     """
 
     train: dict[str, np.ndarray]
     val: dict[str, np.ndarray]
     test: dict[str, np.ndarray]
+    unlabelled: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -43,6 +46,7 @@ def split(
     allow_unseen: bool = False,
     held_out: tuple[int, int] = (20, 10),
     held_out_share: float = 0.5,
+    unlabelled_share: float | None = None,
 ) -> Splits:
     """The rows of a protocol.
 
@@ -51,6 +55,10 @@ def split(
     With groups, groups are divided once for all domains, by class, 55 % train, 15 % val, 30 % test: a held-out domain
     is tested on test groups only, so that nothing tested was trained on in any domain. With a split column, source
     domains use their train and val rows, and a held-out domain its test rows, or all its rows if it has none.
+
+    ``adapt``: as lodo, but ``unlabelled_share`` (0.5) of a held-out domain's test rows are not tested: an algorithm may
+    train on them without their labels. DomainBed's rule, to the row; with groups, whole groups of them. No label of a
+    held-out domain decides where a row goes. ``lodo`` with a share leaves the same rows out.
 
     ``mdlt``: every domain trains, chooses and tests: by the split column, or by groups as above, or by ``mdlt_rule``
     with ``held_out`` (test, val) rows of each (domain, class) pair and at most ``held_out_share`` of a pair.
@@ -71,6 +79,10 @@ def split(
     if protocol == "wilds":
         return _official(dataset, set(test_domains), allow_unseen)
     held = set(test_domains)
+    if unlabelled_share is None and protocol == "adapt":
+        unlabelled_share = UNLABELLED_SHARE
+    if unlabelled_share is not None and protocol not in ("lodo", "adapt"):
+        raise InputError(f"`unlabelled_share` is for the protocols adapt and lodo, not for {protocol}: leave it out.")
     if protocol == "all":
         every = {name: np.flatnonzero(dataset.domain == k) for k, name in enumerate(dataset.domains)}
         return Splits(every, every, {})
@@ -89,14 +101,53 @@ def split(
     if dataset.split is not None:
         part = _from_column(dataset, held, seed)
     elif dataset.group is not None:
-        part = divide_groups(dataset.group, dataset.y, seed, GROUP_SHARES)
+        y = dataset.y
+        if unlabelled_share is not None:  # labels of held-out domains must not decide what is trained on
+            y = np.where(np.isin(dataset.domain, _positions(dataset, held)), len(dataset.classes), y)
+        part = divide_groups(dataset.group, y, seed, GROUP_SHARES)
     elif protocol == "mdlt":
         part = mdlt_rule(dataset.y, dataset.domain, seed, held_out, held_out_share)
     else:
         part = _by_domain(dataset, held, seed)
     splits = _collect(dataset, part, held, tests_all=protocol == "mdlt")
+    if unlabelled_share is not None:
+        splits = _with_unlabelled(dataset, splits, unlabelled_share, seed)
     _check(dataset, splits, allow_unseen)
     return splits
+
+
+def _positions(dataset: Dataset, names: set[str]) -> list[int]:
+    return [k for k, name in enumerate(dataset.domains) if name in names]
+
+
+def _with_unlabelled(dataset: Dataset, splits: Splits, share: float, seed: int) -> Splits:
+    """Some test rows of each held-out domain as unlabelled ones instead."""
+    test: dict[str, np.ndarray] = {}
+    unlabelled: dict[str, np.ndarray] = {}
+    for name, rows in splits.test.items():
+        position = dataset.domains.index(name)
+        its_seed = seed_hash(seed, position)
+        if dataset.group is not None:
+            groups = np.unique(dataset.group[rows])
+            taken, _ = domainbed_split(len(groups), share, its_seed)
+            chosen = np.isin(dataset.group[rows], groups[taken])
+        else:
+            if dataset.split is None:  # in the order of DomainBed's first split, which its second one shuffles again
+                every = np.flatnonzero(dataset.domain == position)
+                _, rest = domainbed_split(len(every), HOLDOUT, its_seed)
+                ordered = every[rest][np.isin(every[rest], rows)]
+            else:
+                ordered = rows
+            taken, _ = domainbed_split(len(ordered), share, its_seed)
+            chosen = np.isin(rows, ordered[taken])
+        if chosen.all() or not chosen.any():
+            found = "all" if chosen.all() else "none"
+            raise InputError(
+                f"`unlabelled_share` is {share:g}, which makes {found} of the {len(rows)} test rows of '{name}' "
+                "unlabelled: choose another share, or add rows."
+            )
+        test[name], unlabelled[name] = rows[~chosen], rows[chosen]
+    return Splits(splits.train, splits.val, test, unlabelled)
 
 
 def _official(dataset: Dataset, asked: set[str], allow_unseen: bool) -> Splits:

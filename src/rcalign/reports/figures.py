@@ -112,10 +112,12 @@ def _results(data: str, protocol: str, rule: Rule, runs: tuple[Run, ...], tuned:
         outcomes = {column: way(rule, own, test_set) for column, test_set in test_sets.items()}
         for column, by_trial in outcomes.items():
             choices |= {(algorithm, column, t): c for t, c in by_trial.items() if isinstance(c, ChosenRun)}
-        # under lodo each column is another run; else one run is tested in every domain that counts
-        cells = _lodo_figures(outcomes) if protocol == "lodo" else _mdlt_figures(next(iter(outcomes.values())))
+        # under lodo and adapt each column is another run; else one run is tested in every domain that counts
+        cells = (
+            _lodo_figures(outcomes) if protocol in ("lodo", "adapt") else _mdlt_figures(next(iter(outcomes.values())))
+        )
         figures |= {(algorithm, column): figure for column, figure in cells.items()}
-    tested = tuple(test_sets) if protocol == "lodo" else runs[0].tested
+    tested = tuple(test_sets) if protocol in ("lodo", "adapt") else runs[0].tested
     # one group alone is the accuracy by class: no division into shots
     shots = [shot for shot in SHOTS if any(figures[name, shot].values for name in algorithms)]
     columns = (*tested, AVERAGE, WORST, *(shots if len(shots) > 1 else ()))

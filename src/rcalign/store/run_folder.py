@@ -254,6 +254,7 @@ def read_config(path: Path | str) -> RunConfig:
                 tuple(spec["domains"]),
                 tuple(tuple(row) for row in spec["counts"]),
                 tuple(spec["input_shape"]),
+                tuple(spec.get("targets", ())),
             ),
             **values,
         )

@@ -165,6 +165,8 @@ def _expand_pair(
     entry = registry.get(settings.get("algorithm", label))
     preset = _preset(settings, lambda: summarise(data))
     protocol = settings.get("protocol") or preset.protocol
+    if protocol == "adapt":
+        registry.check_adapts(entry.name, entry.traits)
     options: dict[str, Any] = {
         "steps": preset.steps,
         "evaluate_every": preset.evaluate_every,

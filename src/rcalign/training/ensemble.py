@@ -21,7 +21,6 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from rcalign.data.splits import split as make_splits
 from rcalign.devices import resolve_device
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import evaluate_parts
@@ -29,6 +28,7 @@ from rcalign.extensions import import_modules
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training.loop import HowFar, make_record, run_result
+from rcalign.training.run_data import own_splits
 from rcalign.training.soup import data_of, finished_runs, validation_of
 from rcalign.training.trained import MEMBERS, ensemble_of, load_trained
 
@@ -67,7 +67,7 @@ def make_ensemble(folders: Sequence[str | Path], *, out: str | Path, progress: b
         for path in track(paths, "loading", console=Console(stderr=True), disable=not progress, transient=True)
     ]
     model = ensemble_of(members, config, None)
-    splits = make_splits(dataset, config.protocol, config.test_domains, config.seed)
+    splits = own_splits(dataset, config)
     parts = evaluate_parts(
         model.logits, splits, dataset.y, lambda rows: model.inputs(dataset, rows), config.spec.num_classes
     )

@@ -10,10 +10,16 @@ import numpy as np
 import torch
 
 from rcalign.data.source import Dataset
-from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import Part, calibration, class_recalls, confusions, summary
-from rcalign.training.run_data import class_positions, loaded, own_data, rows_by_domain, without_training_rows
+from rcalign.training.run_data import (
+    class_positions,
+    loaded,
+    own_data,
+    own_splits,
+    rows_by_domain,
+    without_training_rows,
+)
 from rcalign.training.trained import load_trained
 
 
@@ -27,7 +33,7 @@ def evaluate_run(
     rows_of: Mapping[str, np.ndarray]
     if data is None:
         dataset = own_data(run, model)
-        rows_of = make_splits(dataset, config.protocol, config.test_domains, config.seed).test
+        rows_of = own_splits(dataset, config).test
         if not rows_of:
             raise InputError(f"'{run}' was trained on all its domains, so nothing is left to test on: name other data.")
     else:

@@ -98,11 +98,16 @@ def prepare_run(
     protocol = options.protocol or preset.protocol
     if splits is None:
         _check_test_domains(dataset, protocol, options.test_domains)
+    if protocol == "adapt":
+        registry.check_adapts(entry.name, entry.traits)
     _check_network_options(options, arrays)
     _check_label_smoothing(options, entry)
     values = hparams_of(entry, preset.name, options.hparams)
     if splits is None:
-        splits = make_splits(dataset, protocol, options.test_domains, options.seed)
+        share = options.unlabelled_share
+        splits = make_splits(dataset, protocol, options.test_domains, options.seed, unlabelled_share=share)
+        if protocol == "lodo":  # those rows are only left out
+            splits = dataclasses.replace(splits, unlabelled={})
     _check_training_part(dataset, splits)
     # the official split names the domains that are tested
     test_domains = tuple(splits.test) if protocol == "wilds" else options.test_domains
@@ -188,7 +193,7 @@ def _check_test_domains(dataset: Dataset, protocol: str, test_domains: tuple[str
             raise unknown("domain", name, dataset.domains)
     if protocol == "mdlt" and test_domains:
         raise InputError("under `protocol=mdlt` every domain trains and is tested: leave `test_domains` out.")
-    if protocol == "lodo" and not test_domains:
+    if protocol in ("lodo", "adapt") and not test_domains:
         listed = ", ".join(dataset.domains)
         raise InputError(f"`test_domains` is missing: name the domain to hold out, one of {listed}.")
 
@@ -225,7 +230,8 @@ def _check_training_part(dataset: Dataset, splits: Splits) -> None:
 
 def _check_memory(task: Task, batch_size: int) -> None:
     """A batch that cannot fit is refused before the run folder is made."""
-    needed = 4 * batch_size * task.spec.num_domains * math.prod(task.spec.input_shape)
+    domains = task.spec.num_domains + len(task.spec.targets)
+    needed = 4 * batch_size * domains * math.prod(task.spec.input_shape)
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > here:
         raise InputError(

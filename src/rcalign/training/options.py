@@ -97,11 +97,23 @@ class TrainOptions:
     protocol: Annotated[
         str | None,
         Option(
-            help="lodo holds domains out; mdlt trains and tests on every domain, with long-tailed classes; wilds "
-            "follows the data set's own split.",
+            help="lodo holds domains out; adapt does too, and trains on a share of their rows without labels; mdlt "
+            "trains and tests on every domain, with long-tailed classes; wilds follows the data set's own split.",
             group=PROTOCOL,
             when_none="the preset's, else lodo",
-            choices=("lodo", "mdlt", "wilds"),
+            choices=("lodo", "mdlt", "wilds", "adapt"),
+            in_estimator=False,
+        ),
+    ] = None
+    unlabelled_share: Annotated[
+        float | None,
+        Option(
+            help="Share of a held-out domain's test rows that adapt trains on without labels, instead of testing on "
+            "them; lodo leaves them out, so that the two compare.",
+            group=PROTOCOL,
+            when_none="0.5 for adapt, else none",
+            above=0,
+            maximum=1,
             in_estimator=False,
         ),
     ] = None

@@ -12,8 +12,10 @@ from torch import Tensor
 from rcalign.data import loading
 from rcalign.data.overlap import rows_also_in
 from rcalign.data.source import Dataset
+from rcalign.data.splits import Splits
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
+from rcalign.store.run_folder import RunConfig
 from rcalign.training.trained import TrainedModel
 
 
@@ -48,6 +50,12 @@ def own_data(run: str | Path, model: TrainedModel) -> Dataset:
     return dataset
 
 
+def own_splits(dataset: Dataset, config: RunConfig) -> Splits:
+    """The rows of a run's own parts."""
+    share = config.unlabelled_share
+    return make_splits(dataset, config.protocol, config.test_domains, config.seed, unlabelled_share=share)
+
+
 def without_training_rows(
     run: str | Path,
     model: TrainedModel,
@@ -61,8 +69,8 @@ def without_training_rows(
         own = own_data(run, model)
     except InputError:
         return rows_of, ["The data that the run was trained on are not there, so rows of them are not recognised here."]
-    splits = make_splits(own, config.protocol, config.test_domains, config.seed)
-    parts = [*splits.train.values()]
+    splits = own_splits(own, config)
+    parts = [*splits.train.values(), *(splits.unlabelled.values() if config.spec.targets else ())]
     if config.train_on_validation:
         parts += [splits.val[name] for name in splits.train if name in splits.val]
     trained = np.concatenate(parts)
@@ -114,7 +122,7 @@ def untrained_outputs(
     config = model.config
     dataset = own_data(run, model) if data is None else loaded(data)
     if data is None:
-        splits = make_splits(dataset, config.protocol, config.test_domains, config.seed)
+        splits = own_splits(dataset, config)
         rows_of = dict(splits.test) if config.protocol == "mdlt" else {**splits.val, **splits.test}
         rows_of = {name: rows_of[name] for name in dataset.domains if name in rows_of}
     else:

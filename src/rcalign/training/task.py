@@ -98,6 +98,7 @@ class Task:
             device=self.inputs.device,
             workers=workers,
             weights=self.row_weights,
+            unlabelled=list(self.splits.unlabelled.values()),
         )
 
     def evaluate(self, model: Algorithm, progress: Progress | None = None) -> list[Part]:
@@ -185,6 +186,7 @@ def make_task(
         tuple(splits.train),
         tuple(tuple(int(n) for n in row) for row in counts),
         inputs.shape,
+        tuple(splits.unlabelled),
     )
     return Task(dataset, splits, spec, inputs, made, frozen, augmentation, encoding)
 
