@@ -1,4 +1,4 @@
-"""``rcalign doctor``: what is there is reported as it is, what is missing with what mends it."""
+"""``rcalign doctor``: what is there is reported as it is, what is missing with what fixes it."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def test_a_missing_package_is_a_problem_and_a_missing_extra_is_none(monkeypatch:
 
     monkeypatch.undo()
     monkeypatch.setattr(environment.metadata, "version", without("scipy", {"numpy": "1.0"}))
-    mends = {problem["what"]: problem["mend"] for problem in check_environment()["problems"]}
-    assert mends["scipy is not installed"].startswith("pip install 'scipy>=")
-    assert mends["numpy is version 1.0"].startswith("pip install 'numpy>=")
+    fixes = {problem["what"]: problem["fix"] for problem in check_environment()["problems"]}
+    assert fixes["scipy is not installed"].startswith("pip install 'scipy>=")
+    assert fixes["numpy is version 1.0"].startswith("pip install 'numpy>=")
 
 
 def test_a_folder_that_cannot_be_made_gives_exit_code_1(tmp_path: Path) -> None:
     code, found, errors = doctor(settings={"RCALIGN_CACHE": "/dev/null/cache"}, folder=tmp_path)
     assert code == 1 and not errors
-    assert any("RCALIGN_CACHE" in problem["mend"] for problem in found["problems"])
+    assert any("RCALIGN_CACHE" in problem["fix"] for problem in found["problems"])
     assert not list(tmp_path.iterdir())  # it leaves nothing behind
 
 

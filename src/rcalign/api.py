@@ -419,7 +419,7 @@ def sweep(
 
     What is finished is never trained again: the same call goes on where the last one stopped. ray: the address of a
     cluster; without it, Ray runs on this machine. retry_failed: try again what failed before. stalled_after: seconds
-    without a sign of life after which a run is stopped. dry_run: plan only; measured_by: finished runs, best one of
+    without a heartbeat after which a run is stopped. dry_run: plan only; measured_by: finished runs, best one of
     each data set, from which disk and hours are then forecast. keep: which weights finished runs keep, in place of what
     the file says. slurm: options for ``sbatch``; an array job of at most ``slurm_tasks`` tasks (16) is submitted, which
     train the runs, and its number, tasks and script are under ``slurm`` in the result. join: train, in this process,

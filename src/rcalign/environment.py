@@ -32,10 +32,10 @@ def check_environment() -> dict[str, Any]:
     """Versions, devices and folders, and the ``problems`` that stand in the way of training.
 
     ``packages``: those that rcalign needs. ``extras``: optional ones; those that are missing have a command in
-    ``install`` and are no problem. A problem has ``what`` and ``mend``, a command or an advice.
+    ``install`` and are no problem. A problem has ``what`` and ``fix``, a command or an advice.
 
     >>> found = check_environment()
-    >>> found["rcalign"] == __version__, {"what", "mend"} >= {key for problem in found["problems"] for key in problem}
+    >>> found["rcalign"] == __version__, {"what", "fix"} >= {key for problem in found["problems"] for key in problem}
     (True, True)
     """
     packages, extras = _packages()
@@ -188,31 +188,31 @@ def _memory() -> int | None:
 
 
 def _problems(found: dict[str, Any]) -> list[dict[str, str]]:
-    """What stands in the way of training, and how to mend it."""
+    """What stands in the way of training, and how to fix it."""
     problems = []
     if not found["packages"]:
-        problems.append({"what": "rcalign is not installed as a package", "mend": "pip install rcalign"})
+        problems.append({"what": "rcalign is not installed as a package", "fix": "pip install rcalign"})
     for package in found["packages"]:
         if not package["fits"]:
             have = "is not installed" if package["found"] is None else f"is version {package['found']}"
             wanted = package["name"] + package["wanted"]
-            problems.append({"what": f"{package['name']} {have}", "mend": f"pip install '{wanted}'"})
+            problems.append({"what": f"{package['name']} {have}", "fix": f"pip install '{wanted}'"})
     if found["devices"]["problem"] is not None:
         problems.append(
-            {"what": found["devices"]["problem"], "mend": "install the build of torch for this driver, or --device cpu"}
+            {"what": found["devices"]["problem"], "fix": "install the build of torch for this driver, or --device cpu"}
         )
     for place in found["places"]:
         set_another = f"set {place['variable']} to another folder" if place["variable"] else "work in another folder"
         if not place["writable"]:
-            problems.append({"what": f"'{place['path']}' ({place['what']}) cannot be written", "mend": set_another})
+            problems.append({"what": f"'{place['path']}' ({place['what']}) cannot be written", "fix": set_another})
         elif place["file_locks"] is False:
-            problems.append({"what": f"'{place['path']}' ({place['what']}) has no file locks", "mend": set_another})
+            problems.append({"what": f"'{place['path']}' ({place['what']}) has no file locks", "fix": set_another})
         if place["free_bytes"] < LITTLE_DISK:
             left = f"{place['free_bytes'] / 2**20:,.0f} MiB"
             what = f"only {left} are free on the disk of '{place['path']}' ({place['what']})"
-            problems.append({"what": what, "mend": f"free some, or {set_another}"})
+            problems.append({"what": what, "fix": f"free some, or {set_another}"})
     shared = found["ray"]["shared_memory_bytes"]
     if shared is not None and shared < LITTLE_SHARED_MEMORY:
         what = f"/dev/shm has {shared / 2**20:,.0f} MiB free, but sweeps reserve {LITTLE_SHARED_MEMORY / 2**20:.0f}"
-        problems.append({"what": what, "mend": "give the container more shared memory (docker run --shm-size 1g)"})
+        problems.append({"what": what, "fix": "give the container more shared memory (docker run --shm-size 1g)"})
     return problems

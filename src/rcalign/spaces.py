@@ -208,7 +208,7 @@ def assignments(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise InputError(f"'{text}' is not of the form field=value: write for example --set learning_rate=1e-4.")
+            raise InputError(f"'{text}' is not of the form field=value: write for example learning_rate=1e-4.")
         found[name.strip().replace("-", "_")] = value.strip()
     return found
 

@@ -111,17 +111,17 @@ class ADRMX(Algorithm):
             with torch.no_grad():
                 features, logits = self(batch.x)
                 difference = features - self.domain_features(batch.x)
-            told = F.cross_entropy(self.discriminate(difference), batch.domain)
+            discriminator_loss = F.cross_entropy(self.discriminate(difference), batch.domain)
             risk = self.cross_entropy(logits, batch.y)
-            self.descend(told, "discriminator")
+            self.descend(discriminator_loss, "discriminator")
         else:
             features, logits = self(batch.x)
             domain_features = self.domain_features(batch.x)
-            told = F.cross_entropy(self.discriminate(features - domain_features), batch.domain)
+            discriminator_loss = F.cross_entropy(self.discriminate(features - domain_features), batch.domain)
             risk = self.cross_entropy(logits, batch.y)
             loss = risk + self._other_terms(features, domain_features, batch)
-            self.descend(loss - self.hparams.adversary_weight * told)
-        return {"loss": risk.detach(), "discriminator": told.detach()}
+            self.descend(loss - self.hparams.adversary_weight * discriminator_loss)
+        return {"loss": risk.detach(), "discriminator": discriminator_loss.detach()}
 
     def _other_terms(self, features: Tensor, domain_features: Tensor, batch: Batch) -> Tensor:
         """All that is descended but CE(c1(z), y) and the discriminator's term."""

@@ -116,8 +116,13 @@ class URM(Algorithm):
         adversary = taken_for_noise(self.discriminator(features))
         loss = risk + h.adversary_weight * adversary
         self.descend(loss)
-        told = self._train_discriminator(features.detach())
-        return {"loss": loss.detach(), "risk": risk.detach(), "adversary": adversary.detach(), "discriminator": told}
+        discriminator_loss = self._train_discriminator(features.detach())
+        return {
+            "loss": loss.detach(),
+            "risk": risk.detach(),
+            "adversary": adversary.detach(),
+            "discriminator": discriminator_loss,
+        }
 
     def _train_discriminator(self, features: Tensor) -> Tensor:
         weight = 1.0 if self.hparams.discriminator_weighting == "equal" else self.hparams.adversary_weight

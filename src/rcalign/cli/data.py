@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rcalign.cli.shared import AsJson, Data, Imports, show, stop
+from rcalign.cli.shared import AsJson, Data, Imports, flag, show, stop
+from rcalign.errors import in_words_of
 
 app = typer.Typer(no_args_is_help=True, help="Look at data sets, and get the published ones.")
 
@@ -45,7 +46,7 @@ def data_info(data: Data, imports: Imports = None, as_json: AsJson = False) -> N
         else _counts_by_domain(info)
     )
     for note in info["notes"]:
-        show(f"- {note}")
+        show(f"- {in_words_of(note, flag)}")
 
 
 def _counts(info: dict[str, Any]) -> Table:
@@ -177,7 +178,7 @@ def data_sample(
     out: Annotated[Path, typer.Option(help="The data root to write to.", show_default=False)],
     each: Annotated[int, typer.Option(help="Images of every (domain, class) pair.")] = 4,
     size: Annotated[int, typer.Option(help="Side of an image.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the drawings.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the drawings.")] = 0,
 ) -> None:
     """Draw a tiny stand-in with a benchmark's layout, domains and classes, to try things on."""
     from rcalign.data.benchmarks import actions
@@ -200,7 +201,7 @@ def _show_prepared(done: dict[str, Any]) -> None:
     for domain, images in done["images"].items():
         print(f"{domain}: {images:,} {done.get('unit', 'images')}")
     for note in done["notes"]:
-        print(f"- {note}")
+        print(f"- {in_words_of(note, flag)}")
     print(f"{done['name']} is in {done['folder']}")
     if not done["complete"]:
         print(f"Not as published: {'; '.join(done['problems'][:3])}. See: rcalign data verify {done['name']}")
@@ -220,7 +221,7 @@ def _show_verified(report: dict[str, Any]) -> None:
         sizes = " / ".join(f"{split[part]:,}" for part in ("train", "val", "test"))
         print(f"Split ({split['file'] or 'by the rule'}): {sizes}; {shots}")
     for note in report["notes"]:
-        print(f"- {note}")
+        print(f"- {in_words_of(note, flag)}")
     for problem in report["problems"]:
         print(f"- {problem}")
     print("Complete." if report["complete"] else "Not as published.")

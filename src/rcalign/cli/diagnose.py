@@ -39,7 +39,7 @@ def diagnose(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Say why a model fails, or will fail, on a domain: class frequencies, looks, or both, and what would help."""
+    """Explain why a model fails, or will fail, on a domain: class frequencies, appearance, or both; what would help."""
     if Path(subject).suffix != ".npz":
         check_run(subject)
     from rcalign import api
@@ -51,13 +51,13 @@ def diagnose(
         out = Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html")
     if out is not None:
         check_output(out)
-    told = api.diagnose(subject, data, target=target, device=device)
+    found = api.diagnose(subject, data, target=target, device=device)
     if out is not None:
-        write_whole(out, render_diagnosis(told, wanted).encode())
+        write_whole(out, render_diagnosis(found, wanted).encode())
         print(f"Written to {out}")
     elif wanted == "terminal":
         from rcalign.diagnosis import render_terminal
 
-        Console().print(render_terminal(told))
+        Console().print(render_terminal(found))
     else:
-        print(render_diagnosis(told, wanted))
+        print(render_diagnosis(found, wanted))

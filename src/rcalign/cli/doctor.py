@@ -50,7 +50,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
             lines.append(f"  install: {extra['install']}")
     lines.append("")
     for problem in found["problems"]:
-        lines.append(f"Problem: {problem['what']}\n  mend: {problem['mend']}")
+        lines.append(f"Problem: {problem['what']}\n  fix: {problem['fix']}")
     if not found["problems"]:
         lines.append("Nothing stands in the way of training.")
     return lines

@@ -63,15 +63,17 @@ def fit(
             help="The sentence encoder: a folder, or a name.", rich_help_panel=TABLES, show_default="all-MiniLM-L6-v2"
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Of a full training.", show_default="by the preset")] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of a full training run.", show_default="by the preset")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     backbone: Annotated[str | None, typer.Option(help="Any timm network.", show_default="by the data")] = None,
     weights: Annotated[str | None, typer.Option(help="As for 'train'.", show_default="pretrained")] = None,
     image_size: Annotated[int | None, typer.Option(help="As for 'train'.", show_default="by the data")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable images out.")] = False,
     device: Device = "auto",
     workers: Annotated[int | None, typer.Option(help="Trainings at once.", show_default="one for each core")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where everything goes.", show_default="fits/...")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write.", show_default="fits/...")] = None,
     as_json: AsJson = False,
 ) -> None:
     """From data to a model that you can defend: compares methods by leaving domains out, says what to expect.

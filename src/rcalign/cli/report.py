@@ -60,7 +60,7 @@ def report(
     ] = None,
     imports: Imports = None,
 ) -> None:
-    """Choose runs and show their accuracy: tables with errors, comparisons, or a page to look at.
+    """Choose runs and show their accuracy: tables with standard errors, comparisons, or a page.
 
     Examples: rcalign report sweeps/emoji; rcalign report sweeps/emoji --out emoji.html --watch
     """

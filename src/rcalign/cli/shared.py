@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from rcalign.cli.completion import complete_algorithm, complete_data
+from rcalign.errors import in_words_of
 from rcalign.spaces import assignments
 from rcalign.training.options import Described, described
 
@@ -121,7 +122,7 @@ def show(*parts: Any) -> None:
 def say(notes: list[str]) -> None:
     """What the user should know beside the result, on standard error."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {in_words_of(note, flag)}", file=sys.stderr)
 
 
 def stop(message: str, code: int) -> NoReturn:

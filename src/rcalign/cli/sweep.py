@@ -36,10 +36,10 @@ def sweep(
     ] = None,
     cpus_per_run: Annotated[int, typer.Option(help="Cores, and torch threads, of a run.")] = 1,
     gpus_per_run: Annotated[float, typer.Option(help="GPUs of a run; 0.5 lets two share one.")] = 0.0,
-    workers: Annotated[int | None, typer.Option(help="At most so many runs at once.", show_default="what fits")] = None,
+    workers: Annotated[int | None, typer.Option(help="Most runs at once.", show_default="what fits")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
     stalled_after: Annotated[
-        float, typer.Option(help="Seconds without a sign of life after which a run is stopped.")
+        float, typer.Option(help="Seconds without a heartbeat after which a run is stopped.")
     ] = 7200.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be trained, and end.")] = False,
     measured_by: Annotated[

@@ -70,7 +70,7 @@ def _downloaded(name: str) -> Path:
             continue
     raise InputError(
         f"the sentence encoder '{name}' is neither a folder here nor can it be downloaded: put its files (config.json, "
-        f"model.safetensors, tokenizer.json) into a folder and give that with --encoder FOLDER{also}."
+        f"model.safetensors, tokenizer.json) into a folder and give that as `encoder`{also}."
     )
 
 

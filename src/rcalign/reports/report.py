@@ -125,7 +125,7 @@ def _algorithm_of(run: Run) -> str:
 
 
 def lost_runs_note(runs: Iterable[Run]) -> tuple[str, ...]:
-    """One sentence on the runs that cannot be chosen although they had their chance, however many they are.
+    """One sentence on the runs that cannot be chosen because they diverged or were given up.
 
     >>> def run(draw, lost):
     ...     return Run(name=f"id{draw}", data="PACS", algorithm="ERM", protocol="lodo", domains=(), draw=draw,

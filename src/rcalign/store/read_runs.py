@@ -162,7 +162,7 @@ def _planned_run(path: Path, planned: Mapping[str, Any]) -> tuple[Run, list[str]
 
 
 def _what_happened(path: Path, run: str) -> dict[str, Any]:
-    """What the sweep noted on a run that is not finished. One that diverged or was given up had its chance."""
+    """What the sweep noted on a run that is not finished. One that diverged or was given up is not trained again."""
     folder = SweepFolder(path)
     given_up = folder.noted("given-up", run)
     if given_up is not None:

@@ -19,7 +19,7 @@ class Run:
     trial the best draw is chosen. phase: "search", or "repeat" for the winner of a search trained again.
     companion: it holds out one domain more than is tested, and only serves leave-one-domain-out selection.
     records: its evaluations, by step. shots: step -> "many", "medium", "few", "zero" -> accuracy, where known.
-    problem: why it is incomplete, None for a finished run. lost: why it cannot be chosen although it had its chance: it
+    problem: why it is incomplete, None for a finished run. lost: why it cannot be chosen although it ended: it
     diverged, or was given up. config and result are there for our own runs only.
     """
 

@@ -58,7 +58,7 @@ def read_plan(plan: str | Path) -> Sweep:
     try:
         values = tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"'{file}' is not valid TOML ({error}): mend that line.") from None
+        raise InputError(f"'{file}' is not valid TOML ({error}): correct that line.") from None
     return parse_plan(values, file.stem, file.resolve().parent if Path(plan).is_file() else Path.cwd())
 
 

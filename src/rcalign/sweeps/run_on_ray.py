@@ -433,7 +433,7 @@ def connected(resources: Resources) -> Iterator[None]:
     try:
         ray.init(**start, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        raise InputError(f"Ray does not start ({last_line(str(error))}): mend that, then try again.") from error
+        raise InputError(f"Ray does not start ({last_line(str(error))}): fix that, then try again.") from error
     try:
         if resources.address is None:
             _check_fit(resources)

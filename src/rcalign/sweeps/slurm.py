@@ -96,7 +96,7 @@ exec {shlex.join(command)}
     ended = subprocess.run(words, capture_output=True, text=True)
     if ended.returncode != 0:
         said = last_line(ended.stderr or ended.stdout or f"code {ended.returncode}")
-        raise InputError(f"sbatch refused the job ({said}): mend `slurm`, then give the same command again.")
+        raise InputError(f"sbatch refused the job ({said}): correct `slurm`, then give the same command again.")
     number = ended.stdout.strip().splitlines()[-1].partition(";")[0] if ended.stdout.strip() else "?"
     return SlurmJob(number, count, str(script))
 

@@ -84,7 +84,7 @@ def train_on_workers(
 
 
 def _work(settings: dict[str, Any]) -> None:
-    """What each worker does. Errors of the user's are handed to the driver: starting again would not mend them."""
+    """What each worker does. User errors are returned to the driver: a retry would not fix them."""
     out = Path(settings["out"])
     options = options_from(json.loads(settings["options"]))
     begun = Path(settings["begun"])  # by workers of which one died

@@ -142,7 +142,7 @@ class TrainOptions:
     seed: Annotated[
         int,
         Option(
-            help="Of the split, the batches and everything random: the same seed gives the same bits.",
+            help="Random seed of the split, the batches and all else that is drawn: the same seed gives the same bits.",
             group=PROTOCOL,
             minimum=0,
             maximum=2**32 - 1,  # what numpy's legacy generator takes
@@ -161,7 +161,7 @@ class TrainOptions:
     weights: Annotated[
         str | None,
         Option(
-            help="Of the backbone: a safetensors or torch file, or 'none' for random ones.",
+            help="Weights of the backbone: a safetensors or torch file, or 'none' for random ones.",
             group=NETWORK,
             when_none="pretrained",
             decides=False,  # their fingerprint does
@@ -222,7 +222,7 @@ class TrainOptions:
     average: Annotated[
         str | None,
         Option(
-            help="Average the weights along training; polynomial: mostly the last ninth, swa: three quarters.",
+            help="Average the weights during training; polynomial: mostly the last ninth, swa: three quarters.",
             group=METHOD,
             when_none="the algorithm's, mostly none",
             choices=("ema", "polynomial", "swa", "swad"),
@@ -233,7 +233,7 @@ class TrainOptions:
         Option(help="AdamW: takes weight decay off the weights themselves, not through the gradient.", group=TUNING),
     ] = False
     schedule: Annotated[
-        str, Option(help="Of the learning rate over the run.", group=TUNING, choices=("constant", "cosine"))
+        str, Option(help="Schedule of the learning rate over the run.", group=TUNING, choices=("constant", "cosine"))
     ] = "constant"
     schedule_warm_up: Annotated[
         int, Option(help="Steps over which the learning rate rises to its full value.", group=TUNING, minimum=0)
@@ -248,7 +248,13 @@ class TrainOptions:
         ),
     ] = 1.0
     clip_gradient: Annotated[
-        float | None, Option(help="Longest gradient of an update.", group=TUNING, when_none="no limit", above=0)
+        float | None,
+        Option(
+            help="Largest norm of a gradient; longer ones are scaled down to it.",
+            group=TUNING,
+            when_none="no limit",
+            above=0,
+        ),
     ] = None
     warm_up_head: Annotated[
         int, Option(help="Steps in which only the head is trained (LP-FT).", group=TUNING, minimum=0)
@@ -276,7 +282,7 @@ class TrainOptions:
     precision: Annotated[
         str,
         Option(
-            help="Of the training steps; fp16 scales gradients, for GPUs that lack bf16.",
+            help="Number format of the training steps; fp16 scales gradients, for GPUs that lack bf16.",
             group=COMPUTING,
             choices=("fp32", "bf16", "fp16"),
         ),
@@ -311,7 +317,7 @@ class TrainOptions:
     accumulate: Annotated[
         int,
         Option(
-            help="Compute a batch in so many pieces, one after the other, for networks that hardly fit into memory.",
+            help="Gradient accumulation: each batch in this many pieces, for networks that hardly fit into memory.",
             group=COMPUTING,
             minimum=1,
             decides=False,
@@ -331,7 +337,7 @@ class TrainOptions:
     kept_precision: Annotated[
         str,
         Option(
-            help="Of the kept weights; bf16 halves them and rounds them to about three digits.",
+            help="Number format of the kept weights; bf16 halves them and rounds them to about three digits.",
             group=COMPUTING,
             choices=("fp32", "bf16"),
             in_estimator=False,
@@ -350,7 +356,7 @@ class TrainOptions:
     track_bound: Annotated[
         int | None,
         Option(
-            help="Record alignment loss and generalisation gap every so many steps.",
+            help="Steps between two records of alignment loss and generalisation gap.",
             group=METHOD,
             when_none="never",
             minimum=1,

@@ -86,7 +86,7 @@ def without_training_rows(
         raise InputError(
             f"all {len(dataset):,} rows were part of the training: give other data, or `include_training`."
         )
-    return left, [f"{count} and were left out (--include-training keeps them)."]
+    return left, [f"{count} and were left out (`include_training` keeps them)."]
 
 
 def class_positions(model: TrainedModel, dataset: Dataset) -> np.ndarray:

@@ -70,7 +70,7 @@ def test_domains_one_after_the_other(pictures: Path, own_root: Path, tmp_path: P
     assert run(PACS, [first])["images"] == {"photo": 14}
     done = run(PACS, [pictures / "PACS"])
     assert set(done["images"]) == {"art_painting", "cartoon", "sketch"}
-    assert done["notes"] == ["left alone, since in place: photo (--replace prepares them anew)"]
+    assert done["notes"] == ["left alone, since in place: photo (`replace` prepares them anew)"]
     with pytest.raises(InputError, match="has all domains of PACS already"):
         run(PACS, [pictures / "PACS"])
     before = (own_root / "PACS/photo/dog").stat().st_ino

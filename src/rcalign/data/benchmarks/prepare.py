@@ -213,7 +213,7 @@ class _Choice:
     def notes(self) -> list[str]:
         found = []
         if self._counts["in place"]:
-            found.append(f"left alone, since in place: {', '.join(sorted(self.have))} (--replace prepares them anew)")
+            found.append(f"left alone, since in place: {', '.join(sorted(self.have))} (`replace` prepares them anew)")
         if self._dropped:
             found.append(f"{self._counts['dropped']:,} of the {len(self._dropped):,} files to drop were there")
         if self._kept is not None:

@@ -150,7 +150,7 @@ def prepare(
 
     with locked(folder.with_name(f".{FOLDER}.lock"), "Another process prepares Spawrious: waiting."):
         if folder.exists() and not replace:
-            raise InputError(f"'{folder}' is there already: prepare it anew with --replace.")
+            raise InputError(f"'{folder}' is there already: prepare it anew with `replace`.")
         growing = folder.with_name(f".{FOLDER}.growing")
         counts: Counter[str] = Counter()
         for source in (Path(path).expanduser().absolute() for path in sources):

@@ -235,7 +235,7 @@ def prepare(
     folder = data_root(root) / item.folder
     with locked(folder.with_name(f".{item.folder}.lock"), f"Another process prepares {name}: waiting."):
         if folder.exists() and not replace:
-            raise InputError(f"'{folder}' is there already: prepare it anew with --replace.")
+            raise InputError(f"'{folder}' is there already: prepare it anew with `replace`.")
         # kept if interrupted: files that are whole are not copied again
         growing = folder.with_name(f".{item.folder}.growing")
         with disk_errors(folder):

@@ -179,11 +179,11 @@ def infer_columns(raw: Raw, roles: Roles, where: str) -> tuple[tuple[Column, ...
         if found is None:
             notes.append(f"column '{name}' is empty and was left out")
         elif found.kind == "category" and name not in roles.category and looks_like_text(values):
-            notes.append(f"column '{name}' holds sentences and was left out: read it with --text {name}")
+            notes.append(f"column '{name}' holds sentences and was left out: read it with `text={name}`")
         elif found.kind == "category" and name not in roles.category and _names_rows(found, values):
             notes.append(
                 f"column '{name}' has {len(found.values)} different values, nearly one for each row, and was left out: "
-                f"read it with --category {name} if it says something of other rows too"
+                f"read it with `category={name}` if it says something of other rows too"
             )
         else:
             columns.append(found)
