@@ -18,7 +18,7 @@ SECONDS, GIBIBYTES = 60.0, 4.0
 _WHOLE = """
 import json, resource, time
 import numpy as np
-from rcalign.diagnosis import diagnose
+from rcalign.diagnosis import diagnose_features
 rng = np.random.default_rng(0)
 samples, width, domains, classes, inner = 20_000, 512, 4, 7, 20
 labels, domain = rng.integers(0, classes, samples), rng.integers(0, domains, samples)
@@ -28,7 +28,7 @@ features = np.maximum(features + 0.3 * rng.normal(size=(classes, width))[labels]
 head = 0.05 * rng.normal(size=(classes, width))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start, cpu = time.perf_counter(), time.process_time()
-diagnose(features, labels, domain, head_weight=head, workers=2)
+diagnose_features(features, labels, domain, head_weight=head, workers=2)
 print(json.dumps({
     "seconds": time.perf_counter() - start,
     "cpu": time.process_time() - cpu,

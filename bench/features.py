@@ -23,7 +23,7 @@ from bench.timing import Row, row
 from rcalign.data.source import Arrays, Dataset, from_names
 from rcalign.models.backbones import Rows
 from rcalign.store.run_folder import RunFolder
-from rcalign.training.job import Job, prepare
+from rcalign.training.job import Job, prepare_run
 from rcalign.training.loop import run_loop
 from rcalign.training.options import TrainOptions
 from rcalign.training.run import make_model
@@ -52,7 +52,7 @@ def ready(data: Dataset, algorithm: str, steps: int = STEPS, **hparams: Any) -> 
         device="cpu",
         hparams={"batch_size": BATCH, **hparams},
     )
-    return prepare(options, data)
+    return prepare_run(options, data)
 
 
 class Clock:

@@ -32,7 +32,7 @@ entries, out = json.load(open(sys.argv[1])), sys.argv[2]
 data = loading.load(entries[0]["data"])  # once, as a worker does
 begun = time.perf_counter()
 for entry in entries:
-    job.train(data, options_from({**entry, "device": "cpu"}), out=f"{out}/{entry['id']}")
+    job.run_job(data, options_from({**entry, "device": "cpu"}), out=f"{out}/{entry['id']}")
 print(time.perf_counter() - begun)
 """
 SWEEP = "import sys; from rcalign import api; print(api.sweep(sys.argv[1], out=sys.argv[2], workers=int(sys.argv[3])))"

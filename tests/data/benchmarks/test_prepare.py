@@ -64,6 +64,26 @@ def test_data_dir_of_other_sets(name: str, pictures: Path, own_root: Path) -> No
     assert tree(own_root / benchmark.folder) == tree(pictures / benchmark.folder)
 
 
+@pytest.mark.parametrize("form", ["folder", "zips", "parquet"])
+def test_the_bar_knows_its_total(
+    form: str, pictures: Path, own_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    have, total = pictures / "PACS", sum(EVERY_PAIR.values())
+    if form == "folder":
+        sources = [have]
+    elif form == "zips":
+        sources = [pack(have / name, tmp_path / f"{name}.zip", f"{name}/") for name in PACS.domains]
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        rows = [(path.parts[-3], path.parts[-2], path.read_bytes()) for path in sorted(have.glob("*/*/*"))]
+        table = dict(zip(("domain", "label", "image"), map(list, zip(*rows, strict=True)), strict=True))
+        parquet.write_table(pyarrow.table(table), tmp_path / "PACS.parquet")
+        sources = [tmp_path / "PACS.parquet"]
+    run(PACS, sources, progress=True)
+    assert f"{total}/{total} images" in capsys.readouterr().err
+
+
 def test_domains_one_after_the_other(pictures: Path, own_root: Path, tmp_path: Path) -> None:
     """Archives of single domains may come in several commands; what is in place stays."""
     first = pack(pictures / "PACS" / "photo", tmp_path / "photo.zip", "photo/")
@@ -288,7 +308,7 @@ def test_what_does_not_fit_is_said_before(tmp_path: Path) -> None:
 RUN = """
 import sys
 from rcalign.data.benchmarks import facts, prepare
-prepare.prepare(facts.get("PACS"), [sys.argv[1]])
+prepare.prepare(facts.get_benchmark("PACS"), [sys.argv[1]])
 """
 CUT = """
 import os

@@ -26,7 +26,14 @@ from rcalign.files import write_whole
 from rcalign.store.names import name_key
 
 ANNOTATION_ARCHIVE = 512 * 2**20  # a larger tar holds the images; it is not read through to look for annotations
-Advance = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Count:
+    """What a bar is told: that so many more images are to come, and that one is done."""
+
+    expect: Callable[[int], None] = lambda number: None
+    done: Callable[[], None] = lambda: None
 
 
 def prepare(
@@ -60,8 +67,8 @@ def prepare(
                 _listed(keep) if keep else None,
                 replace,
             )
-            with _bar(f"Preparing {benchmark.name}", progress) as advance:
-                notes += _fill(benchmark, given, chosen, advance)
+            with _bar(f"Preparing {benchmark.name}", progress) as count:
+                notes += _fill(benchmark, given, chosen, count)
             images = _install(chosen, place)
         notes += chosen.notes()
     elif given.annotations:
@@ -223,19 +230,19 @@ class _Choice:
         return found
 
 
-def _fill(benchmark: Benchmark, given: _Given, chosen: _Choice, advance: Advance) -> list[str]:
+def _fill(benchmark: Benchmark, given: _Given, chosen: _Choice, count: _Count) -> list[str]:
     """Writes every wanted image below ``chosen.growing``. -> notes."""
     notes: list[str] = []
     if given.annotations:
-        notes += _fill_annotated(benchmark, given, chosen, advance)
+        notes += _fill_annotated(benchmark, given, chosen, count)
     else:
-        for tree in given.trees:
-            notes += _fill_tree(benchmark, tree, chosen, advance)
+        notes += _fill_trees(benchmark, given.trees, chosen, count)
+    count.expect(parquet.count_rows(given.tables))
     for spot, content in parquet.rows(benchmark, given.tables):
         target = chosen.target(spot)
         if target is not None:
             write_bytes(content, target)
-            advance()
+        count.done()
     if not chosen.targets:
         classes = (
             f"{', '.join(benchmark.classes[:3])}, ..." if len(benchmark.classes) > 10 else ", ".join(benchmark.classes)
@@ -249,24 +256,27 @@ def _fill(benchmark: Benchmark, given: _Given, chosen: _Choice, advance: Advance
     return notes
 
 
-def _fill_tree(benchmark: Benchmark, tree: Source, chosen: _Choice, advance: Advance) -> list[str]:
-    entries = list(tree.entries())
-    layout = layouts.place(benchmark, (entry.path for entry in entries))
-    targets = {path: chosen.target(spot) for path, spot in layout.spots.items()}
-    if not isinstance(tree, Folder):
-        sizes = sum(entry.size for entry in entries if targets.get(entry.path) is not None)
-        check_room(chosen.growing, sizes, f"unpacking '{tree.path.name}'")
+def _fill_trees(benchmark: Benchmark, trees: Sequence[Source], chosen: _Choice, count: _Count) -> list[str]:
+    """By folders: all of them are listed before the first is copied, so that it is known how much there is to do."""
+    notes, wanted = [], []
+    for tree in trees:
+        entries = list(tree.entries())
+        layout = layouts.place(benchmark, (entry.path for entry in entries))
+        targets = {path: chosen.target(spot) for path, spot in layout.spots.items()}
+        targets = {path: target for path, target in targets.items() if target is not None}
+        if not isinstance(tree, Folder):
+            sizes = sum(entry.size for entry in entries if entry.path in targets)
+            check_room(chosen.growing, sizes, f"unpacking '{tree.path.name}'")
+        wanted.append(targets)
+        notes += [f"left out of '{tree.path.name}': {sentence}" for sentence in layout.left_out]
+    count.expect(sum(map(len, wanted)))
+    for tree, targets in zip(trees, wanted, strict=True):
+        for _ in tree.copy(lambda entry, found=targets: [found[entry.path]] if entry.path in found else []):  # type: ignore[misc]
+            count.done()
+    return notes
 
-    def places(entry: Entry) -> Sequence[Path]:
-        target = targets.get(entry.path)
-        return [] if target is None else [target]
 
-    for _ in tree.copy(places):
-        advance()
-    return [f"left out of '{tree.path.name}': {sentence}" for sentence in layout.left_out]
-
-
-def _fill_annotated(benchmark: Benchmark, given: _Given, chosen: _Choice, advance: Advance) -> list[str]:
+def _fill_annotated(benchmark: Benchmark, given: _Given, chosen: _Choice, count: _Count) -> list[str]:
     """By annotations: one pass over each archive, whatever its size, since the names are known before."""
     wanted = camera_traps.spots(benchmark, given.annotations)
     found: set[str] = set()
@@ -275,10 +285,11 @@ def _fill_annotated(benchmark: Benchmark, given: _Given, chosen: _Choice, advanc
         targets = (chosen.target(spot) for spot in wanted.get(entry.name, ()))
         return [target for target in targets if target is not None]
 
+    count.expect(len(wanted))
     for tree in given.trees:
         for entry in tree.copy(places):
             found.add(entry.name)
-            advance()
+            count.done()
     missing = sorted(wanted.keys() - found)
     return [f"{len(missing):,} annotated images were not found, such as '{missing[0]}'"] if missing and found else []
 
@@ -306,15 +317,21 @@ def _install(chosen: _Choice, place: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _bar(text: str, show: bool) -> Iterator[Advance]:
-    """A count of files on the error stream."""
+def _bar(text: str, show: bool) -> Iterator[_Count]:
+    """A bar on the error stream: images done, those to do as soon as the sources are listed, and the time left."""
     if not show:
-        yield lambda: None
+        yield _Count()
         return
     from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("images"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("images"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(text, total=None)
-        yield lambda: bar.advance(task)
+        expected: list[int] = []
+
+        def expect(number: int) -> None:
+            expected.append(number)
+            bar.update(task, total=sum(expected) or None)
+
+        yield _Count(expect, lambda: bar.advance(task))
