@@ -318,6 +318,8 @@ def _table_address(data: str | Path, roles: Mapping[str, Any]) -> str:
                 f"which columns of '{path}' hold the class and the domain? Name them with `label` and `domain` (its "
                 f"columns: {names})."
             )
+    elif roles and path.suffix.lower() in table.SUFFIXES:
+        raise InputError(f"there is no file '{data}': give a .csv or .parquet file.")
     elif roles:
         raise InputError(f"`{next(iter(roles))}` is for tables (.csv, .parquet), but '{data}' is none: leave it out.")
     return str(data)

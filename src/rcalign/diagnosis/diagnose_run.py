@@ -76,7 +76,7 @@ def diagnose_run(
         trained_domains=model.config.spec.domains,
         **options,
     )
-    found = dataclasses.replace(found, notes=(*model.notes, *found.notes))
+    found = dataclasses.replace(found, notes=(*model.notes, *known.notes, *found.notes))
     if outputs is not None:
         found = _with_thumbnails(found, outputs)
     recorded = RunFolder(run).path / "tracking.jsonl"

@@ -7,7 +7,7 @@ import functools
 import io
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from rcalign.store.run_folder import RunFolder
 from rcalign.training.job import run_job
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions
+from rcalign.training.run_data import LEFT_OUT_FILE
 from rcalign.training.trained import load_trained
 
 LEFT_OUT = "left-out.npz"
@@ -132,6 +133,18 @@ def left_out(fold: Fold) -> tuple[np.ndarray, np.ndarray]:
     """Logits (n, C) and labels (n,) of the domain that a finished fold left out."""
     with np.load(Path(fold.folder) / LEFT_OUT, allow_pickle=False) as found:
         return found["logits"].astype(np.float64), found["y"]
+
+
+def keep_left_out(folds: Sequence[Fold], model: Path) -> None:
+    """Writes what finished folds say of the domain that each left out beside the final model, for its diagnosis."""
+    pieces = []
+    for fold in folds:
+        with np.load(Path(fold.folder) / LEFT_OUT, allow_pickle=False) as found:
+            pieces.append((found["rows"], found["logits"]))
+    rows, logits = (np.concatenate([piece[k] for piece in pieces]) for k in (0, 1))
+    buffer = io.BytesIO()
+    np.savez(buffer, rows=rows, logits=logits)
+    write_whole(model / LEFT_OUT_FILE, buffer.getvalue())
 
 
 def rows_left_out(dataset: Dataset, domain: str, seed: int) -> np.ndarray:

@@ -29,7 +29,7 @@ from rcalign.fit.data_overview import DataOverview, summarise_data
 from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_method, expect
 from rcalign.fit.final import Length, calibrate, length, temperature_of, train_default, train_final
 from rcalign.fit.fit_page import render_page
-from rcalign.fit.folds import Fold, left_out
+from rcalign.fit.folds import Fold, keep_left_out, left_out
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
 from rcalign.fit.search import Clock, Round, Search, candidate_json, interrupt_after, start_seconds, workers_for
 from rcalign.interrupts import asked_to_stop
@@ -226,6 +226,7 @@ def _finish(
         shutil.rmtree(model, ignore_errors=True)
         train_trees(dataset, data, model, seed=seed, settings=settings, progress=progress)
     calibrate(model, temperature, sum(map(len, y.values())), errors)
+    keep_left_out(folds, model)
     write_json(model / SETS_FILE, sets.to_json())
     boosting = _boosting_sentence(scores, {c.name for c, _ in by_name.values() if c.network}, choice)
     if boosting is not None:

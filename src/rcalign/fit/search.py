@@ -117,7 +117,7 @@ class Search:
 
     def probe(self, candidate: Candidate, steps: int = PROBE_STEPS) -> None:
         """Measures what a step and a fold take, once; a plan that was written before is kept."""
-        file = self.out / "plan.json"
+        file = self.out / "costs.json"
         known = json.loads(file.read_text()) if file.exists() else {}
         if known.get("fingerprint") == self.dataset.fingerprint and known.get("frozen") == candidate.frozen:
             self.seconds_per_step, self.overhead = known["seconds_per_step"], known["overhead"]

@@ -37,7 +37,7 @@ def evaluate_run(
         if not rows_of:
             raise InputError(f"'{run}' was trained on all its domains, so nothing is left to test on: name other data.")
     else:
-        dataset = loaded(data)
+        dataset = loaded(data, model)
         rows_of, seen = without_training_rows(run, model, dataset, rows_by_domain(dataset), include_training)
         notes += seen
     position = class_positions(model, dataset)

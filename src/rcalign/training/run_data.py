@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,14 @@ from torch import Tensor
 from rcalign.data import loading
 from rcalign.data.overlap import rows_also_in
 from rcalign.data.source import Dataset
+from rcalign.data.sources import table
 from rcalign.data.splits import Splits
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
 from rcalign.store.run_folder import RunConfig
 from rcalign.training.trained import TrainedModel
+
+LEFT_OUT_FILE = "left-out.npz"  # of a model of ``fit``: what it said of each domain when that was left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +28,7 @@ class LabelledOutputs:
     """What a model gives for labelled rows that it was not trained on.
 
     features: (n, h). logits: (n, C). labels: (n,) positions among the model's classes. domains: (n,) positions in
-    ``domain_names``.
+    ``domain_names``. notes: what to know of them, in sentences.
     """
 
     features: np.ndarray
@@ -32,11 +36,24 @@ class LabelledOutputs:
     labels: np.ndarray
     domains: np.ndarray
     domain_names: list[str]
+    notes: tuple[str, ...] = ()
 
 
-def loaded(data: str | Path | Dataset) -> Dataset:
-    """The data set, loaded if it was named."""
-    return data if isinstance(data, Dataset) else loading.load(data)
+def loaded(data: str | Path | Dataset, model: TrainedModel) -> Dataset:
+    """The data set, loaded if it was named; the columns of a table have the roles that they had in training."""
+    if isinstance(data, Dataset):
+        return data
+    roles = table.divided(model.config.data)[1]
+    path = Path(data)
+    if roles is None or not path.is_file() or not table.is_table(path):
+        return loading.load(data)
+    columns = table.header(path)
+    there = dataclasses.replace(
+        roles,
+        id=roles.id if roles.id in columns else None,
+        ignore=tuple(name for name in roles.ignore if name in columns),
+    )
+    return loading.load(table.address(path, there))
 
 
 def own_data(run: str | Path, model: TrainedModel) -> Dataset:
@@ -117,23 +134,44 @@ def untrained_outputs(
     """What a run gives for rows that it was not trained on.
 
     Of its own data those are the validation rows of the source domains and the test rows of the others (under protocol
-    "mdlt" the test rows of all); of other data, all rows.
+    "mdlt" the test rows of all); of other data, all rows. A model of ``fit`` is trained on every row of its own data:
+    there the logits are those that ``fit`` kept, of models which had not seen the row's domain.
     """
     config = model.config
-    dataset = own_data(run, model) if data is None else loaded(data)
+    dataset = own_data(run, model) if data is None else loaded(data, model)
+    kept = _left_out(run) if data is None and config.protocol == "all" else None
+    notes: tuple[str, ...] = ()
     if data is None:
         splits = own_splits(dataset, config)
         rows_of = dict(splits.test) if config.protocol == "mdlt" else {**splits.val, **splits.test}
         rows_of = {name: rows_of[name] for name in dataset.domains if name in rows_of}
     else:
         rows_of = rows_by_domain(dataset)
+    if kept is not None:
+        rows_of = {name: rows[np.isin(rows, kept[0])] for name, rows in rows_of.items()}
+        notes = ("The outputs for each known domain are those of a model that was trained without it.",)
+    elif data is None and config.protocol == "all":
+        notes = ("The model was trained on these rows of the known domains: their figures are too good.",)
     position = class_positions(model, dataset)
     pairs = [outputs_of(model, x) for rows in rows_of.values() for x in model.inputs(dataset, rows)]
     features, logits = (np.concatenate([pair[k] for pair in pairs]) for k in (0, 1))
+    if kept is not None:
+        order = np.argsort(kept[0])
+        logits = kept[1][order[np.searchsorted(kept[0][order], np.concatenate(list(rows_of.values())))]]
     return LabelledOutputs(
         features,
         logits,
         np.concatenate([position[dataset.y[rows]] for rows in rows_of.values()]),
         np.concatenate([np.full(len(rows), k) for k, rows in enumerate(rows_of.values())]),
         list(rows_of),
+        notes,
     )
+
+
+def _left_out(run: str | Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Rows (n,) and logits (n, C) of a model of ``fit`` when their domain was left out; None for other models."""
+    file = Path(run) / LEFT_OUT_FILE
+    if not file.is_file():
+        return None
+    with np.load(file, allow_pickle=False) as found:
+        return found["rows"], found["logits"].astype(np.float64)
