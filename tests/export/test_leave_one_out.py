@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -48,6 +49,22 @@ def test_an_interrupted_evaluation_goes_on(rows: Path, tmp_path: Path) -> None:
     assert again["accuracy"] == first["accuracy"]
     changed = [file.parent.name for file, time in times.items() if file.stat().st_mtime_ns != time]
     assert changed == ["1-b-seed0"]
+
+
+@pytest.mark.slow
+def test_folds_at_once_give_what_one_after_the_other_gives(
+    rows: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    alone = api.leave_one_out(rows, "ERM", steps=8, out=tmp_path / "alone", progress=True)
+    said = capfd.readouterr().err
+    assert "Fold 1 of 4: 'a' held out, seed 0." in said
+    assert re.search(r"Fold 3 of 4: 'c' held out, seed 0, about .* left\.", said)
+    together = api.leave_one_out(rows, "ERM", steps=8, out=tmp_path / "together", folds_at_once=2, progress=True)
+    said = capfd.readouterr().err
+    assert "Training 4 folds, 2 at a time." in said and "4 of 4 folds done" in said
+    assert together["accuracy"] == alone["accuracy"]
+    with pytest.raises(InputError, match="must be at least 1"):
+        api.leave_one_out(rows, "ERM", steps=8, out=tmp_path / "none", folds_at_once=0)
 
 
 def test_more_seeds_are_averaged_within_a_domain(rows: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from rcalign import api
+from rcalign.fit.expectation import choose_method
+from rcalign.fit.pipeline import _boosting_sentence
 from rcalign.models.boosted_trees import ABOUT
 
 
@@ -85,3 +87,19 @@ def test_the_exported_trees_say_the_same(fitted: tuple[Path, dict[str, Any]], fo
     _, result = fitted
     done = api.export(result["model"], format)
     assert done["difference"] < 1e-6 and Path(done["file"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("trees", "said"),
+    [([0.9, 0.9, 0.8], "wins: 26.7 points above B"), ([0.1, 0.2, 0.3], "does not win: 40.0 points below B")],
+)
+def test_the_report_says_whether_it_wins(trees: list[float], said: str) -> None:
+    scores = {"A": [0.5, 0.4, 0.6], "B": [0.6, 0.6, 0.6], "gradient boosting": trees}
+    sentence = _boosting_sentence(scores, {"A", "B"}, choose_method(scores))
+    assert sentence is not None and said in sentence
+
+
+def test_a_tie_is_no_win() -> None:
+    scores = {"A": [0.5, 0.8, 0.6], "gradient boosting": [0.6, 0.7, 0.61]}
+    sentence = _boosting_sentence(scores, {"A"}, choose_method(scores))
+    assert sentence is not None and "are tied by the mean (+0.3 points)" in sentence

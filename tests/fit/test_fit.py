@@ -13,9 +13,9 @@ import pytest
 
 from rcalign import api
 from rcalign.errors import InputError
-from rcalign.fit.folds import Fold, read_outcome, run_fold
-from rcalign.fit.portfolio import PORTFOLIO, portfolio, recommended
-from rcalign.fit.search import Clock, Search, seconds_of
+from rcalign.fit.folds import EVALUATIONS, Fold, read_outcome, run_fold
+from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
+from rcalign.fit.search import SAFETY, Clock, Search, seconds_of
 
 HOSPITALS = ("north", "south", "east", "west")
 
@@ -163,6 +163,16 @@ def test_a_budget_without_room_says_so_and_stays_within_it(tmp_path: Path) -> No
     assert any("too small to compare" in line for line in said)
 
 
+def test_one_domain_is_trained_and_nothing_is_promised(tmp_path: Path) -> None:
+    rows = table(tmp_path / "all.csv").read_text().splitlines()
+    (tmp_path / "one.csv").write_text("\n".join([rows[0], *(row for row in rows if row.startswith("north,"))]) + "\n")
+    found = api.fit(
+        tmp_path / "one.csv", label="ill", domain="hospital", budget="1m", steps=5, workers=1, out=tmp_path / "out"
+    )
+    assert found["expectation"] is None and found["table"] == []
+    assert "nothing is known about the next domain" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
     from rcalign.data import loading
 
@@ -176,6 +186,21 @@ def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
         assert not chosen or search.round_seconds(chosen, steps) <= budget
     assert planned == sorted(planned), "more time, more methods or more steps"
     assert planned[-1][0] == len(candidates)
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+def test_a_probe_does_not_take_evaluations_for_steps(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rcalign.data import loading
+
+    def cost(self: Search, candidate: Candidate, steps: int, evaluations: int) -> float:
+        return 5.0 + 0.5 * steps + 3.0 * evaluations  # as with a backbone that is trained: evaluations are dear
+
+    monkeypatch.setattr(Search, "_probed", cost)
+    search = Search(loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital"), "", tmp_path, Clock(3600))
+    search.probe(PORTFOLIO[0], steps=steps)
+    assert search.seconds(PORTFOLIO[0], 200) == pytest.approx(SAFETY * (5.0 + 0.5 * 200 + 3.0 * EVALUATIONS))
 
 
 def test_folds_that_take_longer_than_was_measured_shorten_what_follows(tmp_path: Path) -> None:

@@ -41,6 +41,10 @@ def evaluate(
     seeds: Annotated[
         int | None, typer.Option(help="With --leave-one-out: runs for each domain.", show_default="1")
     ] = None,
+    folds_at_once: Annotated[
+        int | None,
+        typer.Option(help="With --leave-one-out: runs at a time.", show_default="by the data and the cores"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="With --leave-one-out: where the runs are kept.", show_default="runs/...")
     ] = None,
@@ -70,10 +74,17 @@ def evaluate(
         from rcalign import api
 
         result = api.leave_one_out(
-            subject, seeds=1 if seeds is None else seeds, out=out, device=device, progress=True, **options
+            subject,
+            seeds=1 if seeds is None else seeds,
+            out=out,
+            folds_at_once=folds_at_once,
+            device=device,
+            progress=True,
+            **options,
         )
     else:
-        given = [*differing(options), *(name for name, value in (("seeds", seeds), ("out", out)) if value is not None)]
+        folds = {"seeds": seeds, "out": out, "folds_at_once": folds_at_once}
+        given = [*differing(options), *(name for name, value in folds.items() if value is not None)]
         if given:
             raise InputError(
                 f"`{given[0]}` is for training, but a trained run is evaluated: leave it out, or give data and "

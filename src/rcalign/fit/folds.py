@@ -44,6 +44,7 @@ class Fold:
     folder: str
     seed: int = 0
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further options of training
+    evaluations: int = EVALUATIONS
 
     @property
     def options(self) -> TrainOptions:
@@ -54,7 +55,7 @@ class Fold:
             average=self.candidate.average,
             hparams=self.candidate.hparams,
             steps=self.steps,
-            evaluate_every=evaluate_every(self.steps),
+            evaluate_every=evaluate_every(self.steps, self.evaluations),
             seed=self.seed,
             freeze_backbone=self.candidate.frozen,
             **self.settings,
@@ -72,8 +73,8 @@ class Outcome:
     error: str = ""
 
 
-def evaluate_every(steps: int) -> int:
-    return max(1, steps // EVALUATIONS)
+def evaluate_every(steps: int, evaluations: int = EVALUATIONS) -> int:
+    return max(1, steps // evaluations)
 
 
 def folder_of(root: Path, candidate: Candidate, domain: str, position: int, steps: int) -> str:

@@ -35,6 +35,7 @@ from rcalign.fit.search import Clock, Round, Search, candidate_json, interrupt_a
 from rcalign.interrupts import asked_to_stop
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
+from rcalign.sweeps.progress import duration
 from rcalign.training.job import prepare_run
 from rcalign.training.options import TrainOptions
 
@@ -180,7 +181,9 @@ def _fine_tuned(search: Search, last: Round, say: Say) -> Round | None:
         other.probe(tuned[0], steps=1)  # a step may take seconds here
         steps = other._affordable(tuned, 1000, search.clock.left)
     if steps < FINE_TUNE_STEPS:
-        say("Fine-tuning the backbone does not fit into the budget; the features of the pretrained one are used.")
+        needed = other.round_seconds(tuned, FINE_TUNE_STEPS) + other.final_seconds(FINE_TUNE_STEPS)
+        least = f": {FINE_TUNE_STEPS} steps would take {duration(needed)}" if other.seconds_per_step else ""
+        say(f"Fine-tuning the backbone does not fit into the budget{least}; the pretrained one's features are used.")
         return None
     return other._round(tuned, steps, position=0)
 
@@ -366,8 +369,8 @@ def _boosting_sentence(scores: Mapping[str, Sequence[float]], networks: set[str]
     best = max(own, key=lambda name: found[name])
     ahead = 100 * (found[trees[0]] - found[best])
     what = "Gradient boosting (scikit-learn's HistGradientBoosting, its own settings)"
-    if abs(ahead) < 0.05:
-        return f"{what} does as well as {best}, the best network, by the {choice.rule}."
+    if trees[0] in choice.tied and best in choice.tied:
+        return f"{what} and {best}, the best network, are tied by the {choice.rule} ({ahead:+.1f} points)."
     wins = f"wins: {ahead:.1f} points above" if ahead > 0 else f"does not win: {-ahead:.1f} points below"
     return f"{what} {wins} {best}, the best network, by the {choice.rule}."
 

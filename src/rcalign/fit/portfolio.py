@@ -67,7 +67,7 @@ def portfolio(more: Sequence[str] = (), *, domains: int, images: bool, table: bo
     found = []
     for candidate in chosen:
         traits = registry.description(candidate.algorithm).traits
-        if traits.min_domains > domains - 1 and candidate not in asked:
+        if traits.min_domains > max(1, domains - 1) and candidate not in asked:
             continue
         cost = float(costs.get(candidate.algorithm) or 1.0)
         found.append(dataclasses.replace(candidate, cost=max(cost, 0.5), frozen=images))

@@ -24,7 +24,7 @@ import numpy as np
 from rcalign.data.source import Dataset
 from rcalign.errors import InputError
 from rcalign.files import write_whole
-from rcalign.fit.folds import Fold, Outcome, folder_of, read_outcome, run_fold
+from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, folder_of, read_outcome, run_fold
 from rcalign.fit.portfolio import Candidate
 from rcalign.interrupts import asked_to_stop
 from rcalign.sweeps.progress import duration
@@ -122,19 +122,13 @@ class Search:
         if known.get("fingerprint") == self.dataset.fingerprint and known.get("frozen") == candidate.frozen:
             self.seconds_per_step, self.overhead = known["seconds_per_step"], known["overhead"]
             return
-        times = []
-        for k, count in enumerate((steps, 3 * steps)):
-            folder = self.out / "folds" / f".probe-{k}-{candidate.frozen}"
-            fold = Fold(candidate, self.domains[0], count, str(folder), self.seed, self.settings)
-            begun = time.monotonic()
-            outcome = run_fold(self.dataset, fold)
-            times.append(time.monotonic() - begun)
-            if outcome.end == "interrupted":
-                raise KeyboardInterrupt
-            if outcome.end == "failed":
-                raise InputError(outcome.error)
-        self.seconds_per_step = max(1e-4, (times[1] - times[0]) / (2 * steps))
-        self.overhead = max(0.05, times[0] - steps * self.seconds_per_step)
+        few = steps < EVALUATIONS  # then an evaluation would be taken for part of each step: it is measured apart
+        first, second = (self._probed(candidate, n, 1 if few else EVALUATIONS) for n in (steps, 3 * steps))
+        self.seconds_per_step = max(1e-4, (second - first) / (2 * steps))
+        self.overhead = max(0.05, first - steps * self.seconds_per_step)
+        if few:
+            third = self._probed(candidate, 3 * steps, 3)
+            self.overhead += (EVALUATIONS - 1) * max(0.0, (third - second) / 2)
         plan = {
             "fingerprint": self.dataset.fingerprint,
             "frozen": candidate.frozen,
@@ -142,6 +136,18 @@ class Search:
             "overhead": self.overhead,
         }
         write_whole(file, json.dumps(plan).encode())
+
+    def _probed(self, candidate: Candidate, steps: int, evaluations: int) -> float:
+        """Seconds that a short fold takes."""
+        folder = self.out / "folds" / f".probe-{steps}-{evaluations}-{candidate.frozen}"
+        fold = Fold(candidate, self.domains[0], steps, str(folder), self.seed, self.settings, evaluations)
+        begun = time.monotonic()
+        outcome = run_fold(self.dataset, fold)
+        if outcome.end == "interrupted":
+            raise KeyboardInterrupt
+        if outcome.end == "failed":
+            raise InputError(outcome.error)
+        return time.monotonic() - begun
 
     @property
     def slowness(self) -> float:

@@ -45,7 +45,7 @@ def loaded(data: str | Path | Dataset, model: TrainedModel) -> Dataset:
         return data
     roles = table.divided(model.config.data)[1]
     path = Path(data)
-    if roles is None or not path.is_file() or not table.is_table(path):
+    if roles is None or not path.is_file() or path.suffix.lower() not in table.SUFFIXES:
         return loading.load(data)
     columns = table.header(path)
     there = dataclasses.replace(
