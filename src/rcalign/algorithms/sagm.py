@@ -14,16 +14,13 @@ only. The public code's search range for alpha contradicts its own README, whose
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-import torch
-
-from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
-from rcalign.algorithms.lookahead import LookAhead
-from rcalign.functional.sharpness import global_norm, matching_shift
+from rcalign.algorithms.base import BaseHparams
+from rcalign.algorithms.sharpness_aware import SharpnessAware
+from rcalign.functional.sharpness import matching_shift
 from rcalign.registry import Traits, register
 from rcalign.spaces import Choice, Field
-from rcalign.types import Batch
 
 
 @register(
@@ -33,7 +30,7 @@ from rcalign.types import Batch
     family="flat minima",
     traits=Traits(erm_when=(("radius", 0.0), ("alpha", 0.0))),
 )
-class SAGM(Algorithm):
+class SAGM(SharpnessAware):
     @dataclass(frozen=True, kw_only=True)
     class Hparams(BaseHparams):
         radius: Annotated[
@@ -43,20 +40,7 @@ class SAGM(Algorithm):
             1e-3
         )
 
-    def build(self) -> None:
-        self._look_ahead = LookAhead(self)
+    keeps_first: ClassVar[bool] = True
 
-    def step(self, batch: Batch) -> Logs:
-        batch = self.begin_step(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.cross_entropy(self(batch.x)[1], batch.y)
-        loss.backward()
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        shift = matching_shift(global_norm(gradients).item(), self.hparams.radius, self.hparams.alpha)
-        self._look_ahead.move(-shift)
-        perturbed = self.cross_entropy(self._look_ahead(batch.x)[1], batch.y)
-        perturbed.backward()  # adds to the gradients of the first pass
-        torch._foreach_mul_(gradients, 0.5)
-        self.optimizer.step()
-        self.steps_done += 1
-        return {"loss": loss.detach(), "perturbed": perturbed.detach()}
+    def shift(self, norm: float) -> float:
+        return matching_shift(norm, self.hparams.radius, self.hparams.alpha)

@@ -13,14 +13,13 @@ batch-norm statistics move in the first pass only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from rcalign.algorithms.base import Algorithm, BaseHparams, Logs
-from rcalign.algorithms.lookahead import LookAhead
-from rcalign.functional.sharpness import global_norm, matching_shift
+from rcalign.algorithms.base import BaseHparams
+from rcalign.algorithms.sharpness_aware import SharpnessAware
+from rcalign.functional.sharpness import matching_shift
 from rcalign.registry import Traits, register
 from rcalign.spaces import Choice, Field
-from rcalign.types import Batch
 
 
 @register(
@@ -30,27 +29,14 @@ from rcalign.types import Batch
     family="flat minima",
     traits=Traits(erm_when=(("radius", 0.0),)),
 )
-class SAM(Algorithm):
+class SAM(SharpnessAware):
     @dataclass(frozen=True, kw_only=True)
     class Hparams(BaseHparams):
         radius: Annotated[
             float, Field("how far uphill the loss is taken (rho)", Choice(0.01, 0.02, 0.05, 0.1), minimum=0)
         ] = 0.05
 
-    def build(self) -> None:
-        self._look_ahead = LookAhead(self)
+    keeps_first: ClassVar[bool] = False
 
-    def step(self, batch: Batch) -> Logs:
-        batch = self.begin_step(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.cross_entropy(self(batch.x)[1], batch.y)
-        loss.backward()
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        shift = matching_shift(global_norm(gradients).item(), self.hparams.radius, alpha=0.0)
-        self._look_ahead.move(-shift, accumulate=False)
-        perturbed = self.cross_entropy(self._look_ahead(batch.x)[1], batch.y)
-        perturbed.backward()
-        self._look_ahead.take_gradients()
-        self.optimizer.step()
-        self.steps_done += 1
-        return {"loss": loss.detach(), "perturbed": perturbed.detach()}
+    def shift(self, norm: float) -> float:
+        return matching_shift(norm, self.hparams.radius, alpha=0.0)

@@ -23,7 +23,7 @@ import numpy as np
 
 from rcalign.data.benchmarks.archives import is_archive, open_source
 from rcalign.data.benchmarks.facts import Offer, Remote
-from rcalign.data.benchmarks.place import data_root, disk_errors, is_stand_in, locked, stand_in_note
+from rcalign.data.benchmarks.place import compared, data_root, disk_errors, is_stand_in, new_folder, stand_in_note
 from rcalign.data.source import Arrays, Dataset, fingerprint, from_names
 from rcalign.errors import InputError, unknown
 from rcalign.files import write_whole
@@ -200,30 +200,18 @@ def prepare(
 ) -> dict[str, Any]:
     """Copies the four tables into the data root, after they were read. sources: folders, archives or the files."""
     folder = data_root(root) / FOLDER
-    with locked(folder.with_name(f".{FOLDER}.lock"), "Another process prepares hearts: waiting."):
-        if folder.exists() and not replace:
-            raise InputError(f"'{folder}' is there already: prepare it anew with `replace`.")
-        growing = folder.with_name(f".{FOLDER}.growing")
-        shutil.rmtree(growing, ignore_errors=True)
-        try:
-            with disk_errors(folder):
-                growing.mkdir(parents=True)
-            origins: dict[str, str] = {}
-            # single files last, so that a table given by itself goes before one of the same hospital in a folder
-            for source in sorted(map(Path, sources), key=lambda path: path.is_file() and not is_archive(path)):
-                origins |= _collect(source.expanduser().absolute(), growing)
-            absent = [file_of(hospital) for hospital in PATIENTS if not (growing / file_of(hospital)).is_file()]
-            if absent:
-                raise InputError(f"hearts is not whole: {', '.join(absent)} not found; it is published at {PAGE}.")
-            patients = {
-                hospital: len(read_patients(growing / file_of(hospital), origins[file_of(hospital)]))
-                for hospital in PATIENTS
-            }
-            with disk_errors(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                os.rename(growing, folder)
-        finally:
-            shutil.rmtree(growing, ignore_errors=True)
+    with new_folder(folder, "hearts", replace=replace) as growing:
+        origins: dict[str, str] = {}
+        # single files last, so that a table given by itself goes before one of the same hospital in a folder
+        for source in sorted(map(Path, sources), key=lambda path: path.is_file() and not is_archive(path)):
+            origins |= _collect(source.expanduser().absolute(), growing)
+        absent = [file_of(hospital) for hospital in PATIENTS if not (growing / file_of(hospital)).is_file()]
+        if absent:
+            raise InputError(f"hearts is not whole: {', '.join(absent)} not found; it is published at {PAGE}.")
+        patients = {
+            hospital: len(read_patients(growing / file_of(hospital), origins[file_of(hospital)]))
+            for hospital in PATIENTS
+        }
     return {"name": NAME, "folder": str(folder), "images": patients, "unit": "patients", "notes": []}
 
 
@@ -247,7 +235,7 @@ def _collect(source: Path, growing: Path) -> dict[str, str]:
 def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Compares the patients of each hospital, and how many of them are ill, with the published counts."""
     folder = data_root(root) / FOLDER
-    problems = ["it is a drawn stand-in, not the data set"] if is_stand_in(folder) else []
+    problems = []
     found: dict[str, int] = {}
     for hospital, (patients, ill) in PATIENTS.items():
         if not (folder / file_of(hospital)).is_file():
@@ -259,18 +247,8 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, A
             problems.append(
                 f"{hospital} has {len(num)} patients, {int((num > 0).sum())} of them ill, {patients} and {ill} expected"
             )
-    return {
-        "name": NAME,
-        "folder": str(folder),
-        "images": sum(found.values()),
-        "unit": "patients",
-        "domains": found,
-        "expected": {"as published": sum(patients for patients, _ in PATIENTS.values())},
-        "edition": None if problems else "as published",
-        "complete": not problems,
-        "problems": problems,
-        "notes": [],
-    }
+    expected = {"as published": sum(patients for patients, _ in PATIENTS.values())}
+    return {**compared(NAME, folder, found, expected, problems), "unit": "patients"}
 
 
 def drawn(growing: Path, each: int, seed: int) -> int:

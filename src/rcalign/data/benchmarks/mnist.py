@@ -23,7 +23,7 @@ from PIL import Image
 
 from rcalign.data.benchmarks.archives import is_archive, open_source
 from rcalign.data.benchmarks.facts import MNIST_FILES
-from rcalign.data.benchmarks.place import data_root, disk_errors, is_stand_in, locked, stand_in_note
+from rcalign.data.benchmarks.place import compared, data_root, disk_errors, is_stand_in, locked, stand_in_note
 from rcalign.data.source import Dataset, ImageArray, fingerprint, from_names
 from rcalign.errors import InputError
 
@@ -247,16 +247,5 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, A
         images = len(x)
         if images != sum(DIGITS.values()):
             problems.append(f"there are {images:,} digits, {sum(DIGITS.values()):,} expected")
-    if is_stand_in(folder):
-        problems.insert(0, "it is a drawn stand-in, not the data set")
-    return {
-        "name": name,
-        "folder": str(folder),
-        "images": images,
-        "domains": {},
-        "expected": {"MNIST": sum(DIGITS.values())},
-        "edition": None if problems else "MNIST",
-        "complete": not problems,
-        "problems": problems,
-        "notes": [],
-    }
+    expected = {"MNIST": sum(DIGITS.values())}
+    return {**compared(name, folder, {"digits": images}, expected, problems, edition="MNIST"), "domains": {}}

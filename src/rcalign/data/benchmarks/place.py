@@ -7,9 +7,10 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rcalign.errors import InputError
 from rcalign.store import places
@@ -62,6 +63,55 @@ def disk_errors(folder: Path) -> Iterator[None]:
                 "another folder with `root` or RCALIGN_DATA."
             ) from None
         raise
+
+
+@contextmanager
+def new_folder(folder: Path, what: str, *, replace: bool, already: str = "") -> Iterator[Path]:
+    """A folder to fill, which takes the place of ``folder`` when all went well; other processes wait meanwhile.
+
+    what: the data set, for the line that a waiting process prints. already: what to do, besides ``replace``, where
+    there is such a folder.
+    """
+    with locked(folder.with_name(f".{folder.name}.lock"), f"Another process prepares {what}: waiting."):
+        if folder.exists() and not replace:
+            raise InputError(f"'{folder}' is there already: {already}prepare it anew with `replace`.")
+        growing = folder.with_name(f".{folder.name}.growing")
+        shutil.rmtree(growing, ignore_errors=True)
+        try:
+            with disk_errors(folder):
+                growing.mkdir(parents=True)
+            yield growing
+            with disk_errors(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                os.rename(growing, folder)
+        finally:
+            shutil.rmtree(growing, ignore_errors=True)
+
+
+def compared(
+    name: str,
+    folder: Path,
+    found: Mapping[str, int],
+    expected: Mapping[str, int],
+    problems: Sequence[str],
+    *,
+    edition: str = "as published",
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What ``verify`` returns. found: rows of each domain. expected: rows by the name of what is known of them."""
+    drawn = ["it is a drawn stand-in, not the data set"] if is_stand_in(folder) else []
+    problems = [*drawn, *problems]
+    return {
+        "name": name,
+        "folder": str(folder),
+        "images": sum(found.values()),
+        "domains": dict(found),
+        "expected": dict(expected),
+        "edition": None if problems else edition,
+        "complete": not problems,
+        "problems": problems,
+        "notes": list(notes),
+    }
 
 
 def check_room(folder: Path, need: int, what: str) -> None:

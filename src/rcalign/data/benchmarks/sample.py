@@ -159,4 +159,4 @@ def _written(folder: Path) -> Iterator[Path]:
 def _positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
-            raise InputError(f"--{name} is {value}, but must be at least 1.")
+            raise InputError(f"`{name}` is {value}, but must be at least 1.")

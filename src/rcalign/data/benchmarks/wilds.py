@@ -26,7 +26,7 @@ import numpy as np
 
 from rcalign.data.benchmarks.archives import Entry, is_archive, open_source
 from rcalign.data.benchmarks.facts import class_names
-from rcalign.data.benchmarks.place import data_root, disk_errors, is_stand_in, locked, stand_in_note
+from rcalign.data.benchmarks.place import compared, data_root, disk_errors, is_stand_in, locked, stand_in_note
 from rcalign.data.source import Dataset, listed
 from rcalign.data.sources.image_files import dataset_of_files
 from rcalign.errors import InputError
@@ -271,8 +271,7 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, A
     folder = _there(item, root)
     rows = list(item.rows(folder))
     parts = Counter(row.part for row in rows)
-    problems = ["it is a drawn stand-in, not the data set"] if is_stand_in(folder) else []
-    problems += [
+    problems = [
         f"part {part} has {parts[part]:,} rows, {expected:,} expected"
         for part, expected in item.expected.items()
         if parts[part] != expected
@@ -282,17 +281,8 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> dict[str, A
     if lost:
         problems.append(f"{len(lost):,} images are missing: {listed(lost)}")
     domains = Counter(row.group for row in rows if row.path in here)
-    return {
-        "name": name,
-        "folder": str(folder),
-        "images": sum(domains.values()),
-        "domains": {group: domains[group] for group in item.groups},
-        "expected": {f"part {part}": rows for part, rows in item.expected.items()},
-        "edition": None if problems else "as published",
-        "complete": not problems,
-        "problems": problems,
-        "notes": [],
-    }
+    expected = {f"part {part}": rows for part, rows in item.expected.items()}
+    return compared(name, folder, {group: domains[group] for group in item.groups}, expected, problems)
 
 
 def drawn(name: str, growing: Path, each: int, seed: int) -> int:
