@@ -29,7 +29,7 @@ class Traits:
     batch_dependent: a prediction depends on the other rows of its batch (test-batch adaptation).
     balanced_sampling: its batches are drawn class-balanced within each domain.
     stage_one: the algorithm whose run must come first and whose features it starts from.
-    averages: the weight averaging that belongs to it ("ema", "polynomial", "swa", "swad"), or None.
+    averages: the weight averaging that belongs to it ("beta", "ema", "polynomial", "swa", "swad"), or None.
     averages_when: the hyperparameter that turns that averaging on (None: always).
     images_only: needs image input and a convolutional backbone with stages.
     erm_when: hyperparameters with which a step equals plain training on the mean over domains of the mean loss.

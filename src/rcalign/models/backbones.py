@@ -14,21 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from rcalign.errors import InputError, unknown
+from rcalign.models.clip import TextTower, build_clip, is_clip
 from rcalign.models.weights import load_pretrained
 
 DEFAULT_IMAGE_BACKBONE = "tf_efficientnet_lite0"
-ROWS, SERIES = "mlp", "cnn1d"
+ROWS, SERIES, NO_LAYERS = "mlp", "cnn1d", "none"
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A featurizer with what its user must know. weights: fingerprint of the pretrained weights, or "none"."""
+    """A featurizer with what its user must know.
+
+    weights: fingerprint of the pretrained weights, or "none". text: makes a head of class names, where there is one.
+    """
 
     featurizer: nn.Module
     features: int
     weights: str
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    text: TextTower | None = None
 
 
 class ImageFeaturizer(nn.Module):
@@ -134,6 +139,8 @@ def build_backbone(
     """
     if len(input_shape) == 3:
         return _image(name or DEFAULT_IMAGE_BACKBONE, input_shape, weights, freeze_batch_norm)
+    if name == NO_LAYERS and len(input_shape) == 1:  # rows are features already: the head is all there is
+        return Backbone(nn.Identity(), input_shape[0], "none")
     fitting = ROWS if len(input_shape) == 1 else SERIES
     if name not in (None, fitting):
         raise InputError(
@@ -147,8 +154,11 @@ def build_backbone(
 def _image(name: str, input_shape: tuple[int, ...], weights: str | Path | None, freeze_batch_norm: bool) -> Backbone:
     if name in (ROWS, SERIES):
         raise InputError(f"backbone '{name}' cannot read images: leave `backbone` out, or name a timm network.")
+    if is_clip(name):
+        featurizer, text, features, used, mean, std = build_clip(name, input_shape[-1], weights)
+        return Backbone(featurizer, features, used, mean, std, text)
     if not timm.is_model(name):
-        raise unknown("backbone", name, timm.list_models(), "Any network of timm.list_models() will do.")
+        raise unknown("backbone", name, timm.list_models(), "Also clip:ViT-B-32 and others.")
     config = timm.get_pretrained_cfg(name)
     size = input_shape[-1]
     options: dict[str, Any] = {"img_size": size} if config is not None and config.fixed_input_size else {}

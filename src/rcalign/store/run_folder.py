@@ -246,7 +246,7 @@ def read_config(path: Path | str) -> RunConfig:
         for name in values:
             if name not in known:
                 raise unknown("field of config.json", name, known)
-        for name in ("test_domains", "imports", "log"):
+        for name in (name for name, about in described().items() if about.kind is tuple):
             values[name] = tuple(values.get(name, ()))
         return RunConfig(
             spec=DataSpec(

@@ -1,4 +1,4 @@
-"""Weight averaging beside any algorithm: EMA, polynomial decay, SWA, SWAD.
+"""Weight averaging beside any algorithm: EMA, polynomial decay, Beta, SWA, SWAD.
 
 The loop hands over the weights after each step and the validation loss at each evaluation; training itself never sees
 the average, so it is bit-identical with and without one. With theta_t the weights after step t = 1, 2, ...:
@@ -6,6 +6,7 @@ the average, so it is bit-identical with and without one. With theta_t the weigh
     ema   avg <- m avg + (1 - m) theta_t, from avg = theta_1
     polynomial  the same with 1 - m = (p + 1) / (t + p): theta_t weighs about (t / T)^p at the end of T steps, so that
           the average is of the last 1 / (p + 1) of a run, however long that is, and nothing is to be tuned
+    beta  avg = mean of theta_0, ..., theta_T, theta_t weighing the density of Beta(b, b) at (t + 1/2) / (T + 1)
     swa   avg = mean of theta_t over t >= start; before that avg = theta_t
     swad  avg = mean of all theta_t inside one valley of the validation loss. L_k is the loss at evaluation k = 1, 2,
           ..., segment k the iterates after evaluation k - 1 up to evaluation k.
@@ -16,9 +17,10 @@ the average, so it is bit-identical with and without one. With theta_t the weigh
 What is averaged: the parameters. Integers (counters) and batch-norm statistics are copied with the last averaged
 iterate. That is right for frozen batch norm; where it is trained, call ``recompute_batch_norm`` on the averaged model.
 
-Papers: Shamir and Zhang, Stochastic Gradient Descent for Non-smooth Optimization (2013), polynomial-decay averaging;
-Izmailov et al., Averaging Weights Leads to Wider Optima (2018); Cha et al., SWAD (2021), Algorithm 1. Departure
-from the public SWAD code: iterates weigh the same, not segments, and nothing before ts is added.
+Papers: Shu et al., CLIPood (2023), Beta moving average; Shamir and Zhang, Stochastic Gradient Descent for Non-smooth
+Optimization (2013), polynomial-decay averaging; Izmailov et al., Averaging Weights Leads to Wider Optima (2018); Cha
+et al., SWAD (2021), Algorithm 1. Departure from the public SWAD code: iterates weigh the same, not segments, and
+nothing before ts is added.
 """
 
 from __future__ import annotations
@@ -118,6 +120,9 @@ class Mean:
 class Averaging:
     """The interface that the training loop knows."""
 
+    def begin(self, weights: Weights) -> None:
+        """Takes the weights before the first step."""
+
     def update(self, weights: Weights) -> None:
         """Takes the weights after a step: a ``state_dict``; nothing of it is kept, only copies."""
         raise NotImplementedError
@@ -203,6 +208,48 @@ class Polynomial(Averaging):
         return {"mean": self._mean.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
+        self._mean.load(state["mean"])
+
+
+class BetaAverage(Averaging):
+    """Mean of the weights from before the first step to after the last; those after step t weigh the density of a
+    Beta(beta, beta) distribution at (t + 1/2) / (steps + 1): for beta < 1 mostly the first and the last ones.
+
+    >>> average = BetaAverage(steps=2, beta=1.0)  # a flat density
+    >>> average.begin({"w": torch.tensor(0.0)})
+    >>> for value in (1.0, 5.0):
+    ...     average.update({"w": torch.tensor(value)})
+    >>> average.averaged()
+    {'w': tensor(2.)}
+    """
+
+    def __init__(self, steps: int, beta: float = 0.5, parameters: Collection[str] | None = None) -> None:
+        _within("steps", steps, 1)
+        _within("beta", beta, 1e-3)
+        self.steps, self.beta = steps, beta
+        self._mean, self._sum = Mean(parameters), 0.0
+
+    def begin(self, weights: Weights) -> None:
+        self.update(weights)
+
+    def update(self, weights: Weights) -> None:
+        place = (self._mean.count + 0.5) / (self.steps + 1)
+        weight = (place * (1 - place)) ** (self.beta - 1)  # up to a factor
+        self._sum += weight
+        self._mean.add(weights, share=weight / self._sum)
+
+    def averaged(self) -> dict[str, Tensor] | None:
+        return self._mean.weights()
+
+    @property
+    def note(self) -> str:
+        return f"Beta({self.beta:g}, {self.beta:g}) moving average of {self._mean.count - 1} steps and their start"
+
+    def state(self) -> dict[str, Any]:
+        return {"sum": self._sum, "mean": self._mean.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._sum = float(state["sum"])
         self._mean.load(state["mean"])
 
 
@@ -350,6 +397,7 @@ class SWADAveraging(Averaging):
 
 
 _KINDS: dict[str, Callable[..., Averaging]] = {
+    "beta": BetaAverage,
     "ema": EMA,
     "polynomial": Polynomial,
     "swa": SWA,

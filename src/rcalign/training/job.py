@@ -25,6 +25,7 @@ from rcalign.devices import resolve_device
 from rcalign.distributed import first_alone, together
 from rcalign.errors import InputError, unknown
 from rcalign.extensions import import_modules
+from rcalign.models.clip import check_templates
 from rcalign.registry import RegisteredAlgorithm
 from rcalign.store.names import file_name, short_data_name
 from rcalign.store.run_folder import RunConfig, RunFolder, versions
@@ -94,7 +95,8 @@ def prepare_run(
     """
     entry = registry.get(options.algorithm)
     arrays = isinstance(dataset.content, Arrays)
-    preset = presets.choose_preset(options.preset, arrays=arrays, freeze_backbone=options.freeze_backbone)
+    freeze_backbone = options.freeze_backbone or options.linear_probe
+    preset = presets.choose_preset(options.preset, arrays=arrays, freeze_backbone=freeze_backbone)
     protocol = options.protocol or preset.protocol
     if splits is None:
         _check_test_domains(dataset, protocol, options.test_domains)
@@ -118,13 +120,16 @@ def prepare_run(
     decided: dict[str, Any] = {
         "backbone": options.backbone or preset.backbone,
         "weights": _located_weights(options.weights),
-        "freeze_backbone": options.freeze_backbone,
+        "freeze_backbone": freeze_backbone,
         "freeze_batch_norm": preset.freeze_batch_norm
         if options.freeze_batch_norm is None
         else options.freeze_batch_norm,
         "image_size": image_size,
         "lora": options.lora,
         "lora_alpha": options.lora_alpha,
+        "linear_probe": options.linear_probe,
+        "head": options.head,
+        "templates": options.templates,
         "seed": options.seed,
     }
     task = make_task(dataset, splits, preset, device=device, progress=progress, **decided)
@@ -200,11 +205,19 @@ def _check_test_domains(dataset: Dataset, protocol: str, test_domains: tuple[str
 
 def _check_network_options(options: TrainOptions, arrays: bool) -> None:
     """Options for images are not silently left out where the data are rows or series."""
-    for name in ("freeze_backbone", "image_size", "weights", "lora") if arrays else ():
+    for_images = ("freeze_backbone", "image_size", "weights", "lora", "linear_probe", "head", "templates")
+    for name in for_images if arrays else ():
         if getattr(options, name):
             raise InputError(f"`{name}` needs images, but the data are arrays: leave it out.")
-    if options.lora is not None and options.freeze_backbone:
-        raise InputError("`lora` trains the backbone, which `freeze_backbone` leaves as it is: leave one of them out.")
+    for name in ("freeze_backbone", "linear_probe") if options.lora is not None else ():
+        if getattr(options, name):
+            raise InputError(f"`lora` trains the backbone, which `{name}` leaves as it is: leave one of them out.")
+    if options.head == "zero-shot" and options.freeze_backbone and not options.linear_probe:
+        raise InputError(
+            "`head=zero-shot` reads the backbone's own features, but `freeze_backbone` puts a network in between: "
+            "give `linear_probe` instead of `freeze_backbone`."
+        )
+    check_templates(options.templates)
     if options.lora is None and options.lora_alpha is not None:
         raise InputError("`lora_alpha` is given without `lora`: give the rank of the changes, such as `lora=8`.")
 

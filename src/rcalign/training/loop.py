@@ -108,6 +108,8 @@ def run_loop(
     if on_cpu and images:  # rows of numbers never need blocks that large
         keep_freed_memory()
     until = config.steps if repeats is None else repeats.steps
+    if averaging is not None and at.step == 0:
+        averaging.begin(model.state_dict())
     logs: Mapping[str, Tensor | float] = {}
     first_alone(lambda: callbacks.start(config, model))
     started = time.perf_counter() - at.seconds

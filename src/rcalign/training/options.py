@@ -153,7 +153,7 @@ class TrainOptions:
     backbone: Annotated[
         str | None,
         Option(
-            help="Any timm network for images, such as resnet50.tv_in1k.",
+            help="Any timm network for images, such as resnet50.tv_in1k, or CLIP's: clip:ViT-B-32.",
             group=NETWORK,
             when_none="tf_efficientnet_lite0 for images, a small network for arrays",
         ),
@@ -171,6 +171,27 @@ class TrainOptions:
         bool,
         Option(help="Compute the features of images once, and train a small network on them.", group=NETWORK),
     ] = False
+    linear_probe: Annotated[
+        bool,
+        Option(help="Compute the features of images once, and train a linear head alone on them.", group=NETWORK),
+    ] = False
+    head: Annotated[
+        str | None,
+        Option(
+            help="What the head starts from; zero-shot: the class names, by CLIP's text tower.",
+            group=NETWORK,
+            when_none="zero-shot for CLIP's networks, else random",
+            choices=("random", "zero-shot"),
+        ),
+    ] = None
+    templates: Annotated[
+        tuple[str, ...],
+        Option(
+            help="With a zero-shot head: a sentence with {} for the class name (repeat). Default: 'a photo of a {}.'.",
+            group=NETWORK,
+            flag="--template",
+        ),
+    ] = ()
     freeze_batch_norm: Annotated[
         bool | None,
         Option(
@@ -225,7 +246,7 @@ class TrainOptions:
             help="Average the weights during training; polynomial: mostly the last ninth, swa: three quarters.",
             group=METHOD,
             when_none="the algorithm's, mostly none",
-            choices=("ema", "polynomial", "swa", "swad"),
+            choices=("beta", "ema", "polynomial", "swa", "swad"),
         ),
     ] = None
     adamw: Annotated[

@@ -8,7 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, BaseHparams
@@ -221,6 +222,13 @@ def make_model(task: Task, config: RunConfig) -> Algorithm:
     algorithm = registry.get(config.algorithm).algorithm
     hparams = spaces.build_hparams(algorithm.Hparams, config.hparams)
     model = algorithm(task.spec, task.network(config.seed), hparams, seed=config.seed)
+    if task.head is not None and not (
+        isinstance(model.head, nn.Linear) and torch.equal(model.head.weight.cpu(), task.head)
+    ):
+        raise InputError(
+            f"{algorithm.name} has a head of its own, which cannot start from class names: give `head=random`, or "
+            "choose another algorithm."
+        )
     if config.compile:
         model.featurizer.compile()  # in place: the names of weights stay as they are
     return model
@@ -233,7 +241,8 @@ def _averaging(config: RunConfig, model: Algorithm) -> Averaging | None:
     """
     if config.average is None:
         return None
-    options = {"start": config.steps // 4} if config.average == "swa" else {}
+    by_kind: dict[str, dict[str, Any]] = {"swa": {"start": config.steps // 4}, "beta": {"steps": config.steps}}
+    options = by_kind.get(config.average, {})
     if config.average == model.traits.averages:
-        options = model.averaging_options()
+        options = {**options, **model.averaging_options()}
     return make_averaging(config.average, parameters=[name for name, _ in model.named_parameters()], **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,8 +24,10 @@ from rcalign.data.picture import RECIPE
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import Splits
 from rcalign.distributed import Workers, any_worker, gathered_chunks, own_chunks
+from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH, Part, evaluate_parts
-from rcalign.models.backbones import Backbone, Standardised, build_backbone
+from rcalign.models.backbones import NO_LAYERS, Backbone, Standardised, build_backbone
+from rcalign.models.clip import TEMPLATES
 from rcalign.models.features import computed_once
 from rcalign.models.lora import add_lora
 from rcalign.models.weights import weights_fingerprint
@@ -69,6 +71,7 @@ class Task:
     frozen: nn.Module | None  # the image backbone whose features are the inputs
     augmentation: Augmentation | None  # of the images, also where a frozen backbone stands between
     encoding: Encoding | None = None  # of the columns of a table
+    head: Tensor | None = None  # (C, h): what the head's weight starts from, with no bias; None: random
     row_weights: np.ndarray | None = None  # (n,): a row is drawn in proportion to its weight, within its domain
 
     @property
@@ -79,10 +82,14 @@ class Task:
         return storage_size(self.augmentation.size, self.dataset.content.native_size)
 
     def network(self, seed: int) -> Network:
-        """A new network with the pretrained featurizer and a random head, on the device."""
+        """A new network with the pretrained featurizer and a head that is random or from class names, on the device."""
         with seeded(seed):
             featurizer = copy.deepcopy(self.backbone.featurizer)  # once a run: each stage starts from the same weights
             network = Network(featurizer, self.backbone.features, self.spec.num_classes)
+        if self.head is not None:
+            with torch.no_grad():
+                network.head.weight.copy_(self.head)
+                network.head.bias.zero_()
         return placed(network, self.inputs.device)
 
     def batches(self, batch_size: int, seed: int, balanced: bool, workers: Workers = Workers()) -> Batches:  # noqa: B008
@@ -145,13 +152,18 @@ def make_task(
     seed: int,
     lora: int | None = None,
     lora_alpha: float | None = None,
+    linear_probe: bool = False,
+    head: str | None = None,
+    templates: Sequence[str] = (),
     progress: bool = False,
 ) -> Task:
     """Decodes images (once, into the cache), builds the backbone, and with a frozen one computes features (once).
 
-    image_size: side of the network's input; None for arrays. lora, lora_alpha: see ``models.lora``.
+    image_size: side of the network's input; None for arrays. lora, lora_alpha: see ``models.lora``. linear_probe: no
+    network between the features of a frozen backbone and the head. head: "zero-shot" makes it from the class names and
+    ``templates``, by the backbone's text tower; None: that where there is one, else "random".
     """
-    frozen, augmentation, encoding = None, None, None
+    frozen, augmentation, encoding, start = None, None, None, None
     with seeded(seed):  # a backbone without pretrained weights starts from the run's seed
         if isinstance(dataset.content, Arrays):
             x = dataset.content.x
@@ -168,13 +180,17 @@ def make_task(
             )
             augmentation = Augmentation(size=image_size, mean=made.mean, std=made.std, **preset.augmentation)  # type: ignore[arg-type]
             inputs = Inputs(store, augmentation, device)
+            fits = made.text is not None and (linear_probe or not freeze_backbone)
+            if head == "zero-shot" or (head is None and fits):
+                start = _zero_shot_head(made, dataset.classes, templates)
             if lora is not None:
                 add_lora(made.featurizer, lora, lora_alpha)
             if freeze_backbone:
                 frozen = made.featurizer
                 features = frozen_features(dataset, inputs, made, progress)
                 inputs = Inputs(features, None, device)
-                made = replace(build_backbone(None, (features.shape[1],)), weights=made.weights)
+                between = build_backbone(NO_LAYERS if linear_probe else None, (features.shape[1],))
+                made = replace(between, weights=made.weights)
     if isinstance(made.featurizer, Standardised):
         rows = inputs.content[np.concatenate(list(splits.train.values()))]  # type: ignore[index]
         axes = (0, *range(2, rows.ndim))  # all but the feature or channel axis
@@ -188,7 +204,17 @@ def make_task(
         inputs.shape,
         tuple(splits.unlabelled),
     )
-    return Task(dataset, splits, spec, inputs, made, frozen, augmentation, encoding)
+    made = replace(made, text=None)  # it has done its work, and may be as large as the image tower
+    return Task(dataset, splits, spec, inputs, made, frozen, augmentation, encoding, start)
+
+
+def _zero_shot_head(backbone: Backbone, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+    if backbone.text is None:
+        raise InputError(
+            "`head=zero-shot` makes the head from class names, which takes a backbone with a text tower: choose one of "
+            "CLIP's such as clip:ViT-B-32, or leave `head` out."
+        )
+    return backbone.text.head(classes, templates or TEMPLATES)
 
 
 def with_validation_rows(task: Task) -> Task:

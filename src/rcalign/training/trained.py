@@ -25,7 +25,7 @@ from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.extensions import import_modules
 from rcalign.models import boosted_trees
-from rcalign.models.backbones import build_backbone
+from rcalign.models.backbones import NO_LAYERS, build_backbone
 from rcalign.models.boosted_trees import BoostedTrees
 from rcalign.models.lora import merged
 from rcalign.presets import get_preset
@@ -281,7 +281,7 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
                     "same weights file again."
                 )
             frozen = placed(made.featurizer, device).eval()
-            made = build_backbone(None, shape)
+            made = build_backbone(NO_LAYERS if config.linear_probe else None, shape)
     else:
         made = build_backbone(config.backbone, shape)
     entry = registry.get(config.algorithm)
