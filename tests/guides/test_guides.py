@@ -56,6 +56,8 @@ PAGES = [
 def test_a_guide_runs(page: Path) -> None:
     if page.stem == "images":
         pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+    if page.stem == "clip":
+        pytest.importorskip("open_clip", reason="the extra 'clip' is not installed")
     if page.stem == "logging":
         pytest.importorskip("tensorboard", reason="the extra 'exports' is not installed")
     run_page(page)
@@ -110,6 +112,7 @@ def test_all_guides_are_there_and_have_code() -> None:
         "cluster",
         "fit",
         "fine-tuning",
+        "clip",
     }
     for page in GUIDES:
         assert {block.language for block in blocks(page)} & {"python", "console"}, page.name
