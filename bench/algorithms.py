@@ -19,7 +19,19 @@ from rcalign.types import Batch
 LIMITS = {
     1.15: [
         *("MLDG", "CORAL", "MMD", "IRM", "VREx", "GroupDRO", "Mixup", "Focal", "LDAM", "CBLoss", "BSoftmax"),
-        *("SD", "EQRM", "RDM", "IB_ERM", "IB_IRM", "CausIRL_CORAL", "CausIRL_MMD", "ERM++", "SelfReg", "URM"),
+        *(
+            "SD",
+            "EQRM",
+            "RDM",
+            "IB_ERM",
+            "IB_IRM",
+            "CausIRL_CORAL",
+            "CausIRL_MMD",
+            "ERM++",
+            "SelfReg",
+            "URM",
+            "CLIPood",
+        ),
     ],
     1.3: ["Fish"],
     1.5: ["DANN", "CDANN", "MTL", "ARM", "SagNet", "Fishr"],

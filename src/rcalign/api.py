@@ -595,7 +595,7 @@ def report(
 ) -> str:
     """The report on a run, a folder of runs, a sweep, or a sweep of DomainBed or BoDA; ``out`` also writes it.
 
-    select: "training-domain", "leave-one-domain-out", "oracle" or "mdlt"; None is the protocol's own. format:
+    select: "training-domain", "leave-one-domain-out", "oracle", "mdlt" or "wilds"; None is the protocol's own. format:
     "terminal", "markdown", "latex", "csv" or "html", or "tensorboard" or "mlflow", which write a folder; None goes by
     the ending of ``out``. compare: "published" sets the paper's figures beside ours. baseline: what algorithms are
     compared with. data, algorithms: report on these only, by their names in the report.

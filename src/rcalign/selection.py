@@ -60,6 +60,14 @@ def training_domain(run: Run, companions: Sequence[Run] = ()) -> ChosenRun:
     >>> training_domain(run).record.step, training_domain(run).accuracy
     (200, {'b': 0.5})
     """
+    if run.protocol == "wilds" and run.config is not None:  # whose own validation is that of further domains
+        sources = run.config.spec.domains
+        return _best(run, [(record, _mean(record, sources, "val")) for record in run.checkpoints])
+    return own_validation(run)
+
+
+def own_validation(run: Run, companions: Sequence[Run] = ()) -> ChosenRun:
+    """The checkpoint with the largest validation accuracy as the run's protocol defines it."""
     return _best(run, [(record, record.validation) for record in run.checkpoints])
 
 
@@ -116,10 +124,11 @@ RULES = {
             protocols=("lodo", "adapt"),
         ),
         Rule("oracle", "test-domain validation (oracle)", oracle),
-        Rule("mdlt", "mean validation accuracy over domains", training_domain, protocols=("mdlt",)),
+        Rule("mdlt", "mean validation accuracy over domains", own_validation, protocols=("mdlt",)),
+        Rule("wilds", "lowest accuracy of a validation domain", own_validation, protocols=("wilds",)),
     )
 }
-DEFAULT_RULES = {"lodo": "training-domain", "mdlt": "mdlt", "wilds": "training-domain", "adapt": "training-domain"}
+DEFAULT_RULES = {"lodo": "training-domain", "mdlt": "mdlt", "wilds": "wilds", "adapt": "training-domain"}
 
 
 def get_rule(name: str | None, protocol: str) -> Rule:

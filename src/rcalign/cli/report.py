@@ -26,7 +26,7 @@ def report(
     select: Annotated[
         str | None,
         typer.Option(
-            help="How runs are chosen: training-domain, leave-one-domain-out, oracle or mdlt.",
+            help="How runs are chosen: training-domain, leave-one-domain-out, oracle, mdlt or wilds.",
             show_default="by the protocol",
         ),
     ] = None,

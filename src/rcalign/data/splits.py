@@ -67,7 +67,7 @@ def split(
     from leaving domains out how long to train. The val parts are the training rows again.
 
     ``wilds``: the data set's own split column decides all of it: domains with train rows are sources, those with test
-    rows are tested, and a validation domain that neither trains nor is tested is evaluated beside them.
+    rows are tested, and by a validation domain that neither trains nor is tested a model is chosen.
 
     A domain whose split column gives train rows but no val rows lends a fifth of them (whole groups) to val.
     """

@@ -86,8 +86,22 @@ def measure(parts: Sequence[Part], temperature: float | None = None) -> dict[str
     return table
 
 
-def validation_accuracy(parts: Sequence[Part], source_domains: Sequence[str]) -> float:
-    """Mean over source domains of the accuracy on their validation parts: what checkpoints are chosen by."""
+def validation_accuracy(parts: Sequence[Part], source_domains: Sequence[str], protocol: str = "lodo") -> float:
+    """What checkpoints are chosen by: the mean over source domains of the accuracy on their validation parts.
+
+    Under protocol "wilds" it is the lowest accuracy of a validation domain, one that neither trains nor is tested, if
+    there is one: the out-of-distribution validation of WILDS.
+
+    >>> logits = np.array([[1.0, 0.0], [1.0, 0.0]])
+    >>> parts = [Part("a", "val", logits, np.array([0, 0])), Part("b", "val", logits, np.array([0, 1]))]
+    >>> validation_accuracy(parts, ["a"]), validation_accuracy(parts, ["a"], "wilds")
+    (1.0, 0.5)
+    """
+    if protocol == "wilds":
+        tested = {part.domain for part in parts if part.part == "test"}
+        aside = [part for part in parts if part.part == "val" and part.domain not in {*source_domains, *tested}]
+        if aside:
+            return float(min(part.accuracy for part in aside if len(part.y)))
     values = [part.accuracy for part in parts if part.part == "val" and part.domain in source_domains and len(part.y)]
     return float(np.mean(values))
 

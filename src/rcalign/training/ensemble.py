@@ -78,7 +78,7 @@ def make_ensemble(folders: Sequence[str | Path], *, out: str | Path, progress: b
             _copy(path, folder.path / MEMBERS / str(k))
         seconds = sum(result.seconds for path in paths if (result := RunFolder(path).result()) is not None)
         at = HowFar(step=config.steps, best_step=config.steps, seconds=seconds)
-        folder.append(make_record(parts, config.spec.domains, at.step, {}, averaged=True))
+        folder.append(make_record(parts, config, at.step, {}, averaged=True))
         write_json(folder.path / "ensemble.json", {"runs": [str(path.resolve()) for path in paths]})
         words = f"mean of the probabilities of {len(paths)} runs"
         result = run_result(parts, config, at, words, dataset.shots, model.algorithm.traits.batch_dependent)

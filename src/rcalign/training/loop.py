@@ -145,7 +145,7 @@ def run_loop(
                 stopped = at.step % CHECK_EVERY == 0 and any_worker(stopped)  # all workers stop after the same step
             if due:
                 at.seconds = time.perf_counter() - started
-                record = _evaluate(model, task, at, logs, bar)
+                record = _evaluate(model, task, config, at, logs, bar)
                 loss = record.logs["validation_loss"] if repeats is None else repeats.validation_losses[at.step]
                 model.observe(loss)
                 if averaging is not None:
@@ -206,7 +206,7 @@ def _finish(
     model.load_state_dict(load_weights(folder.best_file))
     parts = task.evaluate(model, bar)
     if averaged is not None and first:  # a row of its own: selection between runs must see what would be used
-        record = make_record(parts, task.spec.domains, at.step, {}, averaged=True)
+        record = make_record(parts, config, at.step, {}, averaged=True)
         folder.append(record)
         callbacks.evaluation(record)
     chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
@@ -238,7 +238,7 @@ def run_result(
         test_domains=list(config.test_domains),
         **summary(parts, list(spec.domains), spec.count_matrix.numpy(), shots, calibrated["temperature"]),
         calibration=calibrated,
-        validation=validation_accuracy(parts, spec.domains),
+        validation=validation_accuracy(parts, spec.domains, config.protocol),
         steps=at.step,
         seconds=round(at.seconds, 2),
         best_step=at.best_step,
@@ -249,19 +249,22 @@ def run_result(
     )
 
 
-def _evaluate(model: Algorithm, task: Task, at: HowFar, logs: Mapping[str, Tensor | float], bar: Progress) -> Record:
-    return make_record(task.evaluate(model, bar), task.spec.domains, at.step, logs)
+def _evaluate(
+    model: Algorithm, task: Task, config: RunConfig, at: HowFar, logs: Mapping[str, Tensor | float], bar: Progress
+) -> Record:
+    return make_record(task.evaluate(model, bar), config, at.step, logs)
 
 
 def make_record(
-    parts: Sequence[Part], sources: Sequence[str], step: int, logs: Mapping[str, Tensor | float], averaged: bool = False
+    parts: Sequence[Part], config: RunConfig, step: int, logs: Mapping[str, Tensor | float], averaged: bool = False
 ) -> Record:
-    """One evaluation. sources: the domains that train, whose validation parts choose."""
+    """One evaluation of a run."""
+    sources = config.spec.domains
     return Record(
         step=step,
         loss=float(logs["loss"]) if "loss" in logs else None,
         metrics=measure(parts),
-        validation=validation_accuracy(parts, sources),
+        validation=validation_accuracy(parts, sources, config.protocol),
         averaged=averaged,
         logs={
             **{name: float(value) for name, value in logs.items() if name != "loss"},

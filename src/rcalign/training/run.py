@@ -152,7 +152,7 @@ def _train_again(
     at = HowFar(step=repeats.steps, best_step=repeats.steps, seconds=result.seconds + second.seconds)
     if workers().is_first:
         folder.keep_records_until(config.steps)
-        folder.append(make_record(parts, task.spec.domains, at.step, {}, averaged=True))
+        folder.append(make_record(parts, config, at.step, {}, averaged=True))
     words = f"{result.weights}; then trained again for {repeats.steps} steps with the validation rows"
     return model, run_result(parts, config, at, words, task.dataset.shots, model.traits.batch_dependent)
 

@@ -86,7 +86,7 @@ def make_soup(
         with_it.load(mean.state())
         with_it.add(_weights(path, model.state_dict()))
         if kind == "greedy":
-            accuracy = validation_accuracy(outputs(with_it.weights() or {}), task.spec.domains)
+            accuracy = validation_accuracy(outputs(with_it.weights() or {}), task.spec.domains, config.protocol)
             if accuracy < best:
                 continue
             best = accuracy
@@ -99,7 +99,7 @@ def make_soup(
         save_weights(folder.best_file, model.state_dict())
         seconds = sum(result.seconds for path in chosen if (result := RunFolder(path).result()) is not None)
         at = HowFar(step=config.steps, best_step=config.steps, seconds=seconds)
-        folder.append(make_record(parts, config.spec.domains, at.step, {}, averaged=True))
+        folder.append(make_record(parts, config, at.step, {}, averaged=True))
         write_json(folder.path / "soup.json", {"kind": kind, "runs": [str(path.resolve()) for path in chosen]})
         words = f"{kind} mean of {len(chosen)} runs of {len(paths)}"
         result = run_result(parts, config, at, words, dataset.shots, model.traits.batch_dependent)

@@ -69,6 +69,7 @@ def test_fmow_is_split_by_time_and_tested_by_region(tmp_path: Path) -> None:
         ("test", "zoo", "AUT", "2015-12-31T00:00:00Z", None, None),
         ("test", "zoo", "AUT", "2016-01-01T00:00:00Z", "Europe 2016-2017", "test"),
         ("test", "zoo", "XXX", "2017-01-01T00:00:00Z", None, None),  # region Other is not tested
+        ("val", "zoo", "XXX", "2014-01-01T00:00:00Z", None, None),  # nor does it choose
         ("seq", "zoo", "AUT", "2016-01-01T00:00:00Z", None, None),
         ("train", "airport", "XXX", "2003-01-01T00:00:00Z", "Other", "train"),
     ]
@@ -91,7 +92,7 @@ def test_fmow_is_split_by_time_and_tested_by_region(tmp_path: Path) -> None:
     assert found == {n: (row[4], row[5]) for n, row in enumerate(rows) if row[4] is not None}
     parts = split(data, "wilds", (), 0)
     assert list(parts.test) == ["Europe 2016-2017"] and list(parts.train) == ["Europe", "Other"]
-    assert len(loading.load(f"WILDSFMoW:root={tmp_path}")) == 9  # all but the sequestered one
+    assert len(loading.load(f"WILDSFMoW:root={tmp_path}")) == 10  # all but the sequestered one
 
 
 @pytest.mark.parametrize("name", ["Camelyon17", "FMoW"])

@@ -1,13 +1,14 @@
 """Camelyon17 and FMoW of WILDS (Koh et al., ICML 2021), from the official archives and their tables; no other package.
 
 Each has two names. ``Camelyon17`` and ``FMoW`` carry the official parts, for ``protocol=wilds``: the training domains,
-their in-distribution validation rows, by which a model is chosen, the out-of-distribution validation domains, which are
-evaluated beside it, and the test domains. ``WILDSCamelyon`` and ``WILDSFMoW`` are DomainBed's: every row, with the
+their in-distribution validation rows, which are evaluated beside it, the out-of-distribution validation domains, by
+which a model is chosen, and the test domains. ``WILDSCamelyon`` and ``WILDSFMoW`` are DomainBed's: every row, with the
 hospital or the region as domain, to leave domains out of.
 
 FMoW shifts in time: the official domains are the regions up to 2012 (training), 2013 to 2015 (validation) and from 2016
 on (test). The benchmark's own figure is the accuracy of the worst region, for which it leaves the region "Other" out;
-so that region is not tested here, and the worst test domain is that figure. In-distribution test rows are left out.
+so that region neither chooses nor is tested here, and the worst test domain is that figure. In-distribution test rows
+are left out.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def load(
     official = name == item.name
     notes = [stand_in_note(folder, name)] if is_stand_in(folder) else []
     if official:
-        kept = [row for row in rows if row.part in PARTS and not (row.part == "test" and row.group == OTHER)]
+        kept = [row for row in rows if row.part in PARTS and not (row.part in ("val", "test") and row.group == OTHER)]
         if len(kept) < len(rows):
             notes.append(f"{len(rows) - len(kept):,} rows left out: in-distribution test, unused years, region {OTHER}")
         rows = kept
