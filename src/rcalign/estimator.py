@@ -357,7 +357,7 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         if X.shape[1:] != model.config.spec.input_shape:
             expected = model.config.spec.input_shape
             raise InputError(f"X has samples of shape {X.shape[1:]}, but the classifier was fitted on {expected}.")
-        like = next(model.algorithm.head.parameters())
+        like = next(model.algorithm.parameters())
         for start in range(0, len(X), BATCH):
             yield torch.from_numpy(np.ascontiguousarray(X[start : start + BATCH], dtype=np.float32)).to(like)
 

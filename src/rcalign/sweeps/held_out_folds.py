@@ -52,12 +52,13 @@ def train_folds(
     """
     if at_once is not None and at_once < 1:
         raise InputError(f"`folds_at_once` is {at_once}, but must be at least 1.")
-    results, spent = [], []
+    results: list[dict[str, Any]] = []
+    spent: list[float] = []
     for position, fold in enumerate(folds):
         todo = [other for other in folds[position:] if RunFolder(other.folder).result() is None]
         left = sum(spent) / len(spent) * len(todo) if spent else None
         several = _at_once(data, dataset, at_once, left)
-        if several > 1 and len(todo) > 1:
+        if several > 1 and len(todo) > 1 and not isinstance(data, Dataset):
             _train_together(data, todo, several, say)
             todo = []
         if fold in todo:

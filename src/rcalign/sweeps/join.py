@@ -58,7 +58,7 @@ def write_plan_now(sweep: Sweep, search: Sequence[PlannedRun], folder: SweepFold
     if sweep.early_stopping is not None:
         raise InputError("early_stopping compares draws by a driver, and here is none: leave it out, or use Ray.")
     with folder.planning():
-        entries = [sweep.entry(run) for run in [*search, *repeats_now(sweep, search, folder)]]
+        entries: list[PlanEntry] = [sweep.entry(run) for run in [*search, *repeats_now(sweep, search, folder)]]
         folder.begin(sweep.name, sweep.seed_rule, entries)
     return entries
 

@@ -49,7 +49,7 @@ class Ensemble(nn.Module):
         super().__init__()
         first = members[0].algorithm
         self.name: str = first.name
-        self.spec: DataSpec = first.spec
+        self.spec: DataSpec = members[0].config.spec
         self.head = nn.Identity()
         self.traits: Traits = Traits(
             batch_dependent=any(member.algorithm.traits.batch_dependent for member in members),
