@@ -26,6 +26,7 @@ from rcalign.diagnosis.diagnose_run import diagnose_file, diagnose_run
 from rcalign.distributed import process_group
 from rcalign.errors import InputError, unknown
 from rcalign.evaluation.metrics import next_value_interval
+from rcalign.exports.model_hub import local_run, push_run
 from rcalign.extensions import import_modules
 from rcalign.files import check_output, format_by_ending, write_whole
 from rcalign.predictions import Predictions, write_csv
@@ -88,6 +89,24 @@ def train(
         return job.run_job(data, chosen, out=out, resume=resume, progress=shown, callbacks=callbacks)
 
 
+def load(run: str | Path, *, device: str = "auto") -> TrainedModel:
+    """The model of a run folder, or of a model that ``push`` published: ``load("hf://OWNER/NAME")``.
+
+    It has ``logits``, ``probabilities`` and ``features`` of network inputs, and ``inputs`` makes those from a data set.
+    """
+    return load_trained(local_run(run), torch.device(resolve_device(device)))
+
+
+def push(run: str | Path, name: str, *, private: bool = False, dry_run: bool = False) -> dict[str, Any]:
+    """Publishes a finished run on the Hugging Face hub as OWNER/NAME: weights, configuration, figures and a card.
+
+    The token is the hub client's own (``hf auth login``, or ``HF_TOKEN``). private: make the repository a private one.
+    dry_run: only list the files. The result: ``files`` (name -> bytes), ``url``, ``commit``, and the ``address`` that
+    ``load``, ``predict`` and ``evaluate`` take.
+    """
+    return push_run(run, name, private=private, dry_run=dry_run)
+
+
 def evaluate(
     run: str | Path,
     data: str | Path | Dataset | None = None,
@@ -103,7 +122,7 @@ def evaluate(
     domain the ``recall`` of every class and the ``confusion`` matrix (true classes in rows, predicted in columns).
     """
     where = torch.device(resolve_device(device))
-    return evaluate_run(run, data, include_training=include_training, device=where)
+    return evaluate_run(local_run(run), data, include_training=include_training, device=where)
 
 
 def leave_one_out(
@@ -190,6 +209,7 @@ def predict(
     """
     if out is not None:
         check_output(out)
+    run = local_run(run)
     model = load_trained(run, torch.device(resolve_device(device)))
     sources = _sources(run, model) if adapt_priors else None
     sets = None if coverage is None else _prediction_sets(run, coverage)
@@ -612,18 +632,21 @@ def diagnose(
     data: str | Path | Dataset | None = None,
     *,
     target: str | Path | None = None,
+    include_training: bool = False,
     device: str = "auto",
 ) -> Diagnosis:
     """What to expect of a model on a domain, and why: the paper's bound with every term measured.
 
     subject: a run folder, or an .npz of features (see docs/diagnosis.md). Of a run, the validation parts of its source
-    domains and the test parts of the others are compared, or all rows of other data. target: the name of a domain; or
+    domains and the test parts of the others are compared, or all rows of other data that it was not trained on (with
+    include_training those as well). target: the name of a domain; or
     samples without labels: a folder of images, a .csv that lists them, an .npz (features, or for a run its inputs
     ``x``), or for a run on a table another table. Without it, the first held-out domain of a run.
     """
     if Path(subject).suffix == ".npz":
         return diagnose_file(subject, target)
-    return diagnose_run(subject, data, target=target, device=torch.device(resolve_device(device)))
+    where = torch.device(resolve_device(device))
+    return diagnose_run(local_run(subject), data, target=target, include_training=include_training, device=where)
 
 
 def export(

@@ -16,6 +16,7 @@ from rcalign.data import loading
 from rcalign.data.overlap import rows_also_in
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
+from rcalign.training.run_data import untrained_outputs
 from rcalign.training.trained import load_trained
 
 Run = Callable[..., tuple[int, str, str]]
@@ -47,6 +48,17 @@ def test_training_rows_are_left_out(rows: dict[str, np.ndarray], tmp_path: Path,
     assert code == 0 and "were left out (--include-training keeps them)" in err
     code, _, err = rcalign("evaluate", tmp_path / "run", tmp_path / "rows.npz", "--include-training")
     assert code == 0 and "as asked" in err
+
+
+def test_a_diagnosis_leaves_them_out_too(rows: dict[str, np.ndarray], tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "rows.npz"
+    trained, model = trained_on(run), load_trained(run, torch.device("cpu"))
+    found = untrained_outputs(run, model, data)
+    assert len(found.labels) == 180 - trained and found.domain_names == ["0", "1", "2"]
+    assert len(untrained_outputs(run, model, data, include_training=True).labels) == 180
+    told = f"{trained} of 180 rows were part of the training"
+    assert any(told in note and "left out" in note for note in api.diagnose(run, data).notes)
+    assert any(told in note and "as asked" in note for note in api.diagnose(run, data, include_training=True).notes)
 
 
 def test_other_data_are_told_from_them_by_content(rows: dict[str, np.ndarray], tmp_path: Path) -> None:

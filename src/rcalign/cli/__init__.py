@@ -25,6 +25,7 @@ from rcalign.cli import (
     export,
     fit,
     predict,
+    push,
     report,
     soup,
     sweep,
@@ -51,6 +52,7 @@ for _command in (
     report.report,
     diagnose.diagnose,
     export.export,
+    push.push,
     doctor.doctor,
 ):
     app.command()(_command)

@@ -16,7 +16,8 @@ def diagnose(
     subject: Annotated[
         str,
         typer.Argument(
-            help="A run folder, or an .npz of features, labels, domains and a head.", autocompletion=complete_run
+            help="A run folder, hf://OWNER/NAME, or an .npz of features, labels, domains and a head.",
+            autocompletion=complete_run,
         ),
     ],
     data: Annotated[
@@ -37,6 +38,9 @@ def diagnose(
         Path | None,
         typer.Option(help="Where to write it: .txt, .json or .html.", show_default="print; html: next to the run"),
     ] = None,
+    include_training: Annotated[
+        bool, typer.Option("--include-training", help="Keep rows of the data that the run was trained on.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Explain why a model fails, or will fail, on a domain: class frequencies, appearance, or both; what would help."""
@@ -51,7 +55,7 @@ def diagnose(
         out = Path(subject) / "diagnosis.html" if Path(subject).is_dir() else Path(subject).with_suffix(".html")
     if out is not None:
         check_output(out)
-    found = api.diagnose(subject, data, target=target, device=device)
+    found = api.diagnose(subject, data, target=target, include_training=include_training, device=device)
     if out is not None:
         write_whole(out, render_diagnosis(found, wanted).encode())
         print(f"Written to {out}")

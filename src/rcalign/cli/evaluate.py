@@ -27,7 +27,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|DATA",
-            help="A run folder or, with --leave-one-out, data as for 'train'.",
+            help="A run folder, a published model (hf://OWNER/NAME) or, with --leave-one-out, data as for 'train'.",
             autocompletion=complete_run,
         ),
     ],

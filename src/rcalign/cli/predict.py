@@ -15,7 +15,9 @@ from rcalign.cli.shared import AsJson, Device, check_run, say, show
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder.", autocompletion=complete_run)],
+    run: Annotated[
+        str, typer.Argument(help="A run folder, or a published model: hf://OWNER/NAME.", autocompletion=complete_run)
+    ],
     paths: Annotated[
         list[Path],
         typer.Argument(

@@ -140,7 +140,9 @@ def check_data(data: str) -> None:
 
 
 def check_run(run: str | Path) -> None:
-    """Raises an ``InputError`` for a folder that is no run, before torch is imported."""
+    """Raises an ``InputError`` for a folder that is no run, before torch is imported; models of the hub come later."""
+    if str(run).startswith("hf:/"):
+        return
     from rcalign.store.run_folder import read_config
 
     read_config(run)

@@ -40,15 +40,17 @@ def diagnose_run(
     data: str | Path | Dataset | None = None,
     *,
     target: str | Path | None = None,
+    include_training: bool = False,
     device: torch.device,
 ) -> Diagnosis:
     """The diagnosis of a run on rows that it was not trained on.
 
-    data: other data than its own. target: the name of a domain, or samples without labels (see
+    data: other data than its own; rows of it that the run was trained on are left out, unless include_training asks
+    for them, and the notes say how many. target: the name of a domain, or samples without labels (see
     ``training.unlabelled.UnlabelledSamples``); by default the first held-out domain.
     """
     model = load_trained(run, device)
-    known = untrained_outputs(run, model, data)
+    known = untrained_outputs(run, model, data, include_training=include_training)
     names = known.domain_names
     options: dict[str, Any] = {"target": None if target is None else str(target)}
     outputs = None

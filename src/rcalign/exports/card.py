@@ -32,8 +32,12 @@ def model_card(
     result: RunResult | None,
     exported: Exported | None = None,
     findings: Sequence[tuple[str, str]] = (),
+    address: str | None = None,
 ) -> str:
-    """The card of a run. result: None for a run that is not finished. findings: (title, text) of a diagnosis."""
+    """The card of a run. result: None for a run that is not finished. findings: (title, text) of a diagnosis.
+
+    address: where the model is published.
+    """
     trees = config.algorithm == boosted_trees.ABOUT.name
     entry = boosted_trees.ABOUT if trees else registry.get(config.algorithm)
     kind = "images" if config.image_size is not None else "arrays"
@@ -47,6 +51,12 @@ def model_card(
     ]
     if exported is not None:
         parts += ["## Use", *_use(exported)]
+    if address is not None:
+        new = "IMAGE..." if kind == "images" else "NEW.npz" if config.table is None else "NEW.csv"
+        parts += ["## Use", f"```\npip install rcalign\nrcalign predict {address} {new}\n```"]
+        parts += [
+            f"In Python: `rcalign.predict({address!r}, [...])`, or the network itself: `rcalign.load({address!r})`."
+        ]
     parts += ["## Data", *_data(config)]
     parts += ["## Results", *_results(config, result)]
     parts += ["## Calibration", *_calibration(result)]

@@ -129,13 +129,18 @@ def outputs_of(model: TrainedModel, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def untrained_outputs(
-    run: str | Path, model: TrainedModel, data: str | Path | Dataset | None = None
+    run: str | Path,
+    model: TrainedModel,
+    data: str | Path | Dataset | None = None,
+    *,
+    include_training: bool = False,
 ) -> LabelledOutputs:
     """What a run gives for rows that it was not trained on.
 
     Of its own data those are the validation rows of the source domains and the test rows of the others (under protocol
-    "mdlt" the test rows of all); of other data, all rows. A model of ``fit`` is trained on every row of its own data:
-    there the logits are those that ``fit`` kept, of models which had not seen the row's domain.
+    "mdlt" the test rows of all); of other data, all rows that are not also among those that it was trained on, or with
+    include_training simply all. A model of ``fit`` is trained on every row of its own data: there the logits are those
+    that ``fit`` kept, of models which had not seen the row's domain.
     """
     config = model.config
     dataset = own_data(run, model) if data is None else loaded(data, model)
@@ -146,7 +151,8 @@ def untrained_outputs(
         rows_of = dict(splits.test) if config.protocol == "mdlt" else {**splits.val, **splits.test}
         rows_of = {name: rows_of[name] for name in dataset.domains if name in rows_of}
     else:
-        rows_of = rows_by_domain(dataset)
+        left, said = without_training_rows(run, model, dataset, rows_by_domain(dataset), include_training)
+        rows_of, notes = dict(left), tuple(said)
     if kept is not None:
         rows_of = {name: rows[np.isin(rows, kept[0])] for name, rows in rows_of.items()}
         notes = ("The outputs for each known domain are those of a model that was trained without it.",)

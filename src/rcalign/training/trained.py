@@ -268,6 +268,8 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
         image_shape = (3, config.image_size, config.image_size)
         # the run's own weights follow, so a trained backbone starts empty; a frozen one is loaded as it was
         weights = config.weights if config.freeze_backbone else "none"
+        if weights is not None and (folder.path / weights).is_file():  # of a published run
+            weights = str(folder.path / weights)
         with seeded(config.seed):  # a frozen backbone without pretrained weights is the one that this seed gives
             made = build_backbone(
                 config.backbone, image_shape, weights=weights, freeze_batch_norm=config.freeze_batch_norm

@@ -1,0 +1,199 @@
+"""Models on the Hugging Face hub: a run's weights, configuration, figures and card, and the way back.
+
+A published model is a run folder with the files that predicting needs. Weights are safetensors, everything else is JSON
+or text: nothing that is downloaded is unpickled, and no module that it names is imported unasked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rcalign import __version__
+from rcalign.errors import InputError
+from rcalign.exports.card import model_card
+from rcalign.store.names import short_data_name
+from rcalign.store.run_folder import RunConfig, RunFolder, read_config
+
+PREFIX = "hf://"
+INSTALL = "pip install 'rcalign[hub]'"
+BACKBONE = "backbone.safetensors"  # the weights of a frozen network that came from a file
+SETS = "prediction-sets.json"  # of a model that 'fit' made
+FILES = ("config.json", "result.json", "best.safetensors", BACKBONE, SETS, "README.md")
+LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
+
+
+def is_hub_model(run: str | Path) -> bool:
+    """Whether a run is named by an address of the hub; a ``Path`` has lost one of the two slashes.
+
+    >>> is_hub_model("hf://me/model"), is_hub_model(Path("hf://me/model")), is_hub_model("runs/one")
+    (True, True, False)
+    """
+    return re.match(r"hf:/", str(run)) is not None
+
+
+def parse_model_address(run: str | Path) -> tuple[str, str | None]:
+    """OWNER/NAME and the revision of an address.
+
+    >>> parse_model_address("hf://me/model"), parse_model_address("hf://me/model@v2")
+    (('me/model', None), ('me/model', 'v2'))
+    """
+    name, _, revision = re.sub(r"^hf:/+", "", str(run)).partition("@")
+    return check_repo(name, str(run)), revision or None
+
+
+def check_repo(name: str, given: str | None = None) -> str:
+    """The name of a repository, if it has the form OWNER/NAME."""
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is None:
+        raise InputError(
+            f"'{given or name}' is no name of a model: expected OWNER/NAME (as an address hf://OWNER/NAME)."
+        )
+    return name
+
+
+def local_run(run: str | Path) -> Path:
+    """The run folder: the given one, or that of a model of the hub, downloaded once into the hub's cache."""
+    if not is_hub_model(run):
+        return Path(run)
+    name, revision = parse_model_address(run)
+    client = _client()
+    try:
+        folder = Path(client.snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+    except Exception as error:  # the hub's client and what it uses raise many kinds
+        raise _in_words(error, name, "read") from None
+    if not (folder / "config.json").is_file() or not (folder / "best.safetensors").is_file():
+        raise InputError(f"'{PREFIX}{name}' is no model of rcalign's: it has no config.json and best.safetensors.")
+    config = read_config(folder)
+    for module in config.imports:  # code that a stranger names is not run unasked
+        if module not in sys.modules:
+            raise InputError(f"'{PREFIX}{name}' needs the module '{module}': import it first, if you trust it.")
+    return folder
+
+
+def push_run(run: str | Path, name: str, *, private: bool = False, dry_run: bool = False) -> dict[str, Any]:
+    """Publishes a run. The result: ``files`` (name -> bytes), ``url``, and ``commit``, None with dry_run."""
+    check_repo(name)
+    files = published_files(run, name)
+    sizes = {
+        file: len(content) if isinstance(content, bytes) else content.stat().st_size for file, content in files.items()
+    }
+    done: dict[str, Any] = {"name": name, "files": sizes, "url": None, "commit": None, "address": PREFIX + name}
+    if dry_run:
+        return done
+    client = _client()
+    config = read_config(run)
+    try:
+        api = client.HfApi(library_name="rcalign", library_version=__version__)
+        made = api.create_repo(name, private=private, exist_ok=True)
+        if private and not api.model_info(name).private:
+            raise InputError(f"'{name}' exists and is public: make it private in its settings, or choose another name.")
+        added = [
+            client.CommitOperationAdd(
+                path_in_repo=file, path_or_fileobj=content if isinstance(content, bytes) else str(content)
+            )
+            for file, content in files.items()
+        ]
+        commit = api.create_commit(name, added, commit_message=f"{config.algorithm}, by rcalign {__version__}")
+    except InputError:
+        raise
+    except Exception as error:
+        raise _in_words(error, name, "write") from None
+    return {**done, "url": str(made), "commit": commit.oid}
+
+
+def published_files(run: str | Path, name: str) -> dict[str, bytes | Path]:
+    """What is published of a run: file -> its content, or where it lies."""
+    config, folder = read_config(run), RunFolder(run)
+    result = folder.result()
+    if result is None:
+        raise InputError(
+            f"the run '{run}' is not finished: go on with 'rcalign train ... --resume' before it is published."
+        )
+    if not folder.best_file.is_file() and any(folder.path.glob("*/*/config.json")):
+        raise InputError(f"'{run}' is an ensemble, which is not published as one model: publish its members.")
+    if not folder.best_file.is_file():
+        raise InputError(f"the run '{run}' kept no weights (`keep={config.keep}`): train it again with `keep=best`.")
+    public, backbone = _public(config)
+    about = {
+        "library_name": "rcalign",
+        "tags": ["domain-generalization", "rcalign"],
+        "pipeline_tag": "image-classification" if config.image_size is not None else "tabular-classification",
+    }
+    head = "".join(f"{key}: {json.dumps(value)}\n" for key, value in about.items())
+    card = f"---\n{head}---\n\n{model_card(public, result, address=PREFIX + name)}"
+    files: dict[str, bytes | Path] = {
+        "README.md": card.encode(errors="backslashreplace"),
+        "best.safetensors": folder.best_file,
+        "config.json": (json.dumps(dataclasses.asdict(public), indent=2) + "\n").encode(),
+        "result.json": (json.dumps({**result.to_json(), "data": public.data}, indent=2) + "\n").encode(),
+    }
+    if backbone is not None:
+        files[BACKBONE] = backbone
+    if (folder.path / SETS).is_file():
+        files[SETS] = folder.path / SETS
+    return files
+
+
+def _public(config: RunConfig) -> tuple[RunConfig, Path | None]:
+    """The configuration without paths of this machine, and the file of a frozen network's weights, if it has one."""
+    changes: dict[str, Any] = {"data": short_data_name(config.data)}
+    backbone = None
+    if config.weights not in (None, "none"):
+        changes["weights"] = Path(str(config.weights)).name
+        if config.freeze_backbone:
+            backbone = Path(str(config.weights))
+            if backbone.suffix != ".safetensors" or not backbone.is_file():
+                raise InputError(
+                    f"the frozen network's weights '{backbone}' must be published too, but are not a .safetensors file "
+                    "that is here: train with such a file."
+                )
+            changes["weights"] = BACKBONE
+    return dataclasses.replace(config, **changes), backbone
+
+
+def _client() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise InputError(f"the hub needs huggingface_hub, which is not installed: {INSTALL}.") from None
+    return huggingface_hub
+
+
+def _in_words(error: BaseException, name: str, what: str) -> InputError:
+    """The answer of the hub, or that there was none, in one sentence. what: was to be done, "read" or "write"."""
+    status, first = _status(error), (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+    if status in (401, 403) and what == "write":
+        return InputError(
+            f"the hub does not let this account write '{name}' ({status}): {LOG_IN}, with the right to write."
+        )
+    if status in (401, 403):
+        return InputError(f"the hub shows no model '{name}' to this account ({status}): check the name, or {LOG_IN}.")
+    if status == 404:
+        return InputError(f"the hub has no model '{name}', or not this revision (404): check the name, or {LOG_IN}.")
+    if status is not None:
+        return InputError(f"the hub answered {status} for '{name}' ({first}): try again later.")
+    return InputError(f"the hub cannot be reached for '{name}' ({first}): check the connection, or use a run folder.")
+
+
+def _status(error: BaseException | None) -> int | None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def hub_lines(done: Mapping[str, Any]) -> list[str]:
+    """What was, or would be, published, a line each."""
+    lines = [f"{size:>12,} bytes  {file}" for file, size in done["files"].items()]
+    if done["commit"] is None:
+        return [*lines, f"Nothing was published (--dry-run). It would go to {done['address']}"]
+    return [*lines, f"Published: {done['url']}", f"Use it: rcalign predict {done['address']} NEW..."]
