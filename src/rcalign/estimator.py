@@ -435,7 +435,7 @@ class LeaveOneDomainOut(BaseCrossValidator):
             yield np.flatnonzero(values != value), np.flatnonzero(values == value)
 
     def get_n_splits(self, X: Any = None, y: Any = None, domains: Any = None, groups: Any = None) -> int:
-        """As many as there are domains."""
+        """The number of splits: one for each domain."""
         return len(self._several(_domain_of_rows(domains, groups)))
 
     @staticmethod

@@ -97,7 +97,8 @@ PRESETS: dict[str, Preset] = {
 
 
 def get_preset(name: str) -> Preset:
-    """
+    """The preset of a name; an ``InputError`` with the nearest name if there is none.
+
     >>> get_preset("mdlt").protocol
     'mdlt'
     """

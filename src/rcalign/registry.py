@@ -168,7 +168,7 @@ def description(name: str) -> Description:
 
 
 def descriptions() -> list[Description]:
-    """Of all algorithms of this package, and of all others that are registered; nothing is imported."""
+    """Descriptions of all algorithms of this package, and of others that are registered; nothing is imported."""
     return list({_key(found.name): found for found in (*_read_descriptions(), *_entries.values())}.values())
 
 

@@ -39,7 +39,7 @@ class DataSpec:
 
     @property
     def count_matrix(self) -> Tensor:
-        """(K, C) int64."""
+        """Training rows of each (domain, class) pair: (K, C) int64."""
         import torch  # here, since reading a run folder should not take the seconds of importing it
 
         return torch.tensor(self.counts, dtype=torch.int64)

@@ -40,7 +40,7 @@ STRENGTH = "strength"  # the name of phi in the states of both stages
 
 @dataclass(frozen=True, kw_only=True)
 class MetaRegHparams(BaseHparams):
-    """Of both stages, so that one search covers them."""
+    """The hyperparameters of both stages, so that one search covers them."""
 
     inner_steps: Annotated[
         int, Field("stage one: steps of a head under the regulariser", Choice(1, 3, 5), minimum=1)

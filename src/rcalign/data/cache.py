@@ -383,7 +383,7 @@ def remember(path: Path, value: Any) -> None:
 
 @contextmanager
 def cache_disk_errors(folder: Path) -> Iterator[None]:
-    """Says in one sentence what the disk refused."""
+    """Turns an error of the disk into an ``InputError`` that says what to do."""
     try:
         yield
     except OSError as error:

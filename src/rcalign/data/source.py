@@ -254,7 +254,7 @@ def fingerprint(parts: Iterable[bytes]) -> str:
 
 
 def files_fingerprint(root: Path, paths: Sequence[Path], stats: Sequence[os.stat_result], more: Iterable[str]) -> str:
-    """Of files: relative path, size and time of change of each; ``more``: labels and whatever else makes the rows."""
+    """Hash of relative path, size and time of change of each file; ``more``: labels and what else makes the rows."""
     start = len(os.fspath(root)) + 1
     inside = os.fspath(root) + os.sep
 

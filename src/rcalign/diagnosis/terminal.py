@@ -230,7 +230,8 @@ def _along_training(diagnosis: Diagnosis) -> Panel:
 
 
 def correlation_text(found: Correlation) -> str:
-    """
+    """A correlation in words: its size, its p-value and its number of points.
+
     >>> correlation_text(Correlation(12, 0.5, 0.0123, 1.0, 0.0))
     'r = 0.500, p = 0.012, 12 points'
     >>> correlation_text(Correlation(2, None, None, None, None, "2 points"))

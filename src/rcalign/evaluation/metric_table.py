@@ -42,7 +42,8 @@ class Metric:
         return 100.0 if self.per_cent else 1.0
 
     def shown(self, value: float) -> str:
-        """
+        """A value as tables print it.
+
         >>> METRICS["accuracy"].shown(0.625), METRICS["nll"].shown(0.625)
         ('62.5', '0.625')
         """

@@ -93,7 +93,7 @@ class PredictionSets:
         return highest_level(self.domains)
 
     def threshold(self, level: float) -> float:
-        """Of the next higher level that is kept; an error says which levels are possible."""
+        """The threshold of the next higher level that is kept; an error says which levels are possible."""
         if not 0 < level < 1:
             raise InputError(f"the coverage is {level:g}, but a probability between 0 and 1 is expected.")
         if level > self.highest + 1e-9:

@@ -55,7 +55,9 @@ class DataOverview:
 
 
 def summarise_data(dataset: Dataset, features: np.ndarray | None = None, *, seed: int = 0) -> DataOverview:
-    """Looks at a data set. features: (n, f) of each row; of arrays and tables their own values by default.
+    """Counts, shifts and copies of a data set, before anything is trained.
+
+    features: (n, f) of each row; of arrays and tables their own values by default.
 
     >>> from rcalign.data.source import from_names
     >>> rng = np.random.default_rng(0)

@@ -108,7 +108,7 @@ def expect(
     level: float = 0.9,
     rows: Sequence[int] | None = None,
 ) -> Expectation:
-    """What to expect on the next domain from the method that ``choose`` takes.
+    """What to expect on the next domain from the method that ``choose_method`` takes.
 
     rows: of each domain. The interval is then never narrower than counting so few rows allows, even where all domains
     gave the same accuracy.

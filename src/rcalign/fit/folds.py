@@ -48,7 +48,7 @@ class Fold:
 
     @property
     def options(self) -> TrainOptions:
-        """Of its training run."""
+        """The options of its training run."""
         return TrainOptions(
             algorithm=self.candidate.algorithm,
             test_domains=(self.domain,),
@@ -86,7 +86,7 @@ def folder_of(root: Path, candidate: Candidate, domain: str, position: int, step
 
 @functools.lru_cache(maxsize=1)
 def load_once(data: str, skip_bad: bool) -> Dataset:
-    """Loaded once in a process."""
+    """The data set of a fold, loaded once in a process."""
     return loading.load(data, skip_bad=skip_bad)
 
 
@@ -120,7 +120,7 @@ def run_fold(data: str | Dataset, fold: Fold) -> Outcome:
 
 
 def read_outcome(fold: Fold) -> Outcome | None:
-    """Of a fold that was finished before."""
+    """The outcome of a fold that was finished before."""
     file = Path(fold.folder) / "outcome.json"
     if not file.exists() or not (Path(fold.folder) / LEFT_OUT).exists():
         return None

@@ -85,7 +85,7 @@ class Round:
         return [c.name for c in self.candidates if all(d in self.outcomes[c.name] for d in domains)]
 
     def scores(self, domains: Sequence[str]) -> dict[str, list[float]]:
-        """Of the candidates that are complete."""
+        """The scores of the candidates that are complete."""
         return {name: [self.outcomes[name][d].accuracy for d in domains] for name in self.complete(domains)}
 
 
@@ -160,22 +160,22 @@ class Search:
             self.ratios.append(seconds / (self.overhead + fold.steps * self.seconds_per_step * fold.candidate.cost))
 
     def seconds(self, candidate: Candidate, steps: int) -> float:
-        """That a fold of a candidate may take."""
+        """The seconds that a fold of a candidate may take."""
         if not candidate.network:
             return SAFETY * (2.0 + len(self.dataset) / 5000)
         return SAFETY * self.slowness * (self.overhead + steps * self.seconds_per_step * candidate.cost)
 
     def round_seconds(self, candidates: Sequence[Candidate], steps: int) -> float:
-        """That a round may take, on all workers."""
+        """The seconds that a round may take, on all workers."""
         return sum(self.seconds(c, steps) for c in candidates) * len(self.domains) / self.workers
 
     def final_seconds(self, steps: int) -> float:
-        """That the final model may take: all domains, more rows, the dearest candidate."""
+        """The seconds that the final model may take: all domains, more rows, the slowest candidate."""
         more = len(self.domains) / max(1, len(self.domains) - 1)
         return SAFETY * self.slowness * (self.overhead + 1.3 * more * steps * self.seconds_per_step) + PAGE
 
     def steps_left(self) -> int:
-        """That one training may have in what is left of the budget, at least a few."""
+        """The steps that one training may have in what is left of the budget, at least a few."""
         left = self.clock.left - PAGE - SAFETY * self.slowness * self.overhead
         return max(FEWEST_STEPS, int(left / (SAFETY * self.slowness * 1.3 * self.seconds_per_step)))
 

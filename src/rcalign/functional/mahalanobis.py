@@ -17,7 +17,8 @@ SMALLEST = 1e-12  # keeps constant features finite
 
 
 def covariance_shape(form: str, num_domains: int, num_classes: int, width: int) -> tuple[int, ...]:
-    """
+    """The shape of what is kept of the covariances, for K domains, C classes and h features.
+
     >>> covariance_shape("pooled", 3, 7, 512)
     (512, 512)
     """

@@ -63,7 +63,8 @@ class TextTower:
 
 
 def is_clip(backbone: str | None) -> bool:
-    """
+    """Whether the name of a backbone is that of a CLIP network.
+
     >>> is_clip("clip:ViT-B-32"), is_clip("resnet50"), is_clip(None)
     (True, False, False)
     """

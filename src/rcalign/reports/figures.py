@@ -47,7 +47,7 @@ class Figure:
 
     @property
     def mean(self) -> float:
-        """As it is shown: shares in per cent."""
+        """The mean over trials as it is shown: shares in per cent."""
         return self.scale * float(np.mean(list(self.values.values())))
 
     @property
@@ -296,13 +296,13 @@ def mean_ranks(tables: Sequence[Results]) -> dict[str, float]:
 
 
 def median_seconds(table: Results, algorithm: str) -> float | None:
-    """Of its finished runs; None where no time was recorded."""
+    """The median training time of its finished runs; None where no time was recorded."""
     found = [run.seconds for run in table.runs if run.algorithm == algorithm and run.seconds is not None]
     return round(float(np.median(found)), 2) if found else None
 
 
 def all_blocks(tables: Sequence[Results], algorithm: str) -> dict[tuple[str, str, int], float] | None:
-    """Of all data sets that an algorithm ran on; None if one of its figures is missing."""
+    """The blocks of all data sets that an algorithm ran on; None if one of its figures is missing."""
     found: dict[tuple[str, str, int], float] = {}
     for table in tables:
         if algorithm in table.algorithms:

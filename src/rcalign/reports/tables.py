@@ -129,7 +129,8 @@ def metrics_table(table: Results, algorithms: Sequence[str] | None = None) -> Re
 
 
 def cell_of(figure: Figure, bold: bool = False, digits: int = 1) -> Cell:
-    """
+    """The cell that shows a figure.
+
     >>> cell_of(Figure({0: 0.64, 1: 0.66}))
     Cell(text='65.0', error='0.7', bold=False, kind='')
     """
@@ -293,7 +294,8 @@ def _not_compared(tables: Sequence[Results], against: str) -> tuple[str, ...]:
 
 
 def signed(value: float) -> str:
-    """
+    """A difference with its sign.
+
     >>> signed(1.25), signed(-0.04), signed(-3)
     ('+1.2', '0.0', '−3.0')
     """
@@ -332,7 +334,7 @@ def definitions(tables: Sequence[Results]) -> tuple[str, ...]:
 
 
 def shot_limits(runs: Sequence[Run]) -> tuple[int, int]:
-    """Of many and few, as the runs' results state them, else as they are known for the data set.
+    """The limits of many and few, as the runs' results state them, else as they are known for the data set.
 
     >>> def of(data):
     ...     return [Run(name="", data=data, algorithm="", protocol="mdlt", domains=(), test_domains=())]

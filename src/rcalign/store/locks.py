@@ -98,7 +98,8 @@ def holder(file: Path) -> dict[str, Any] | None:
 
 
 def lock_file(file: Path) -> Path:
-    """
+    """The lock file that belongs to a file.
+
     >>> lock_file(Path("running/a1.json")).as_posix()
     'running/.a1.lock'
     """

@@ -28,7 +28,8 @@ class HeldOutFold:
 
     @property
     def name(self) -> str:
-        """
+        """The fold in words, for a line of progress.
+
         >>> HeldOutFold(TrainOptions(algorithm="erm", test_domains=("shop 1",), seed=2), Path("a")).name
         "'shop 1' held out, seed 2"
         """

@@ -42,7 +42,8 @@ class SweepProgress:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Seconds in words, rounded to what matters.
+
     >>> duration(42.3), duration(600), duration(7500), duration(200_000)
     ('42 s', '10 min', '2 h 5 min', '2 d 7 h')
     """

@@ -52,7 +52,7 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one network input."""
+        """The shape of one network input."""
         if self.augmentation is not None:
             return (3, self.augmentation.size, self.augmentation.size)
         assert isinstance(self.content, np.ndarray)

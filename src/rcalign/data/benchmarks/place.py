@@ -48,7 +48,7 @@ def locked(file: Path, waiting: str) -> Iterator[None]:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Says what the disk refused, in one sentence."""
+    """Turns an error of the disk (full, read-only) into an ``InputError`` that says what to do."""
     try:
         yield
     except OSError as error:

@@ -59,7 +59,8 @@ class ImageShare:
     rest: bool = False  # as many as the share leaves
 
     def count(self, n: int) -> int:
-        """
+        """How many of the n images are in the domain.
+
         >>> ImageShare("SC_group_1", "0", "snow", "corgi", 0.97).count(EACH)
         3072
         >>> ImageShare("SC_group_1", "0", "beach", "corgi", 0.97, rest=True).count(EACH)

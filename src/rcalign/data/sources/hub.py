@@ -49,7 +49,8 @@ def is_address(text: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """
+    """The parts of an address of a data set on the Hub.
+
     >>> parse_address("hf://flwrlabs/pacs?domain=style&split=train")
     Address(name='flwrlabs/pacs', image=None, label=None, domain='style', split='train', config=None)
     """
