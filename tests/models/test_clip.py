@@ -138,7 +138,7 @@ def test_the_beta_average_weighs_by_the_density() -> None:
 
     values = np.random.default_rng(0).normal(size=9)
     average = BetaAverage(steps=8, beta=0.5)
-    average.begin({"w": torch.tensor(values[0])})
+    average.take_start({"w": torch.tensor(values[0])})
     for value in values[1:]:
         average.update({"w": torch.tensor(value)})
     shares = beta(0.5, 0.5).pdf((np.arange(9) + 0.5) / 9)

@@ -120,7 +120,7 @@ class Mean:
 class Averaging:
     """The interface that the training loop knows."""
 
-    def begin(self, weights: Weights) -> None:
+    def take_start(self, weights: Weights) -> None:
         """Takes the weights before the first step."""
 
     def update(self, weights: Weights) -> None:
@@ -216,7 +216,7 @@ class BetaAverage(Averaging):
     Beta(beta, beta) distribution at (t + 1/2) / (steps + 1): for beta < 1 mostly the first and the last ones.
 
     >>> average = BetaAverage(steps=2, beta=1.0)  # a flat density
-    >>> average.begin({"w": torch.tensor(0.0)})
+    >>> average.take_start({"w": torch.tensor(0.0)})
     >>> for value in (1.0, 5.0):
     ...     average.update({"w": torch.tensor(value)})
     >>> average.averaged()
@@ -229,7 +229,7 @@ class BetaAverage(Averaging):
         self.steps, self.beta = steps, beta
         self._mean, self._sum = Mean(parameters), 0.0
 
-    def begin(self, weights: Weights) -> None:
+    def take_start(self, weights: Weights) -> None:
         self.update(weights)
 
     def update(self, weights: Weights) -> None:

@@ -109,7 +109,7 @@ def run_loop(
         keep_freed_memory()
     until = config.steps if repeats is None else repeats.steps
     if averaging is not None and at.step == 0:
-        averaging.begin(model.state_dict())
+        averaging.take_start(model.state_dict())
     logs: Mapping[str, Tensor | float] = {}
     first_alone(lambda: callbacks.start(config, model))
     started = time.perf_counter() - at.seconds
