@@ -179,7 +179,11 @@ def _fine_tuned(search: Search, last: Round, say: Say) -> Round | None:
     steps = 0
     with contextlib.suppress(KeyboardInterrupt), asked_to_stop(), interrupt_after(search.clock.left / 5):
         other.probe(tuned[0], steps=1)  # a step may take seconds here
-        steps = other._affordable(tuned, 1000, search.clock.left)
+        start = search.start_seconds if search.workers > 1 else 0.0
+        steps = other._affordable(tuned, 1000, search.clock.left - start)
+    begun = other._remembered()
+    if begun and begun[0]["candidates"] == [c.name for c in tuned]:  # an earlier call did not come to the end of it
+        steps = begun[0]["steps"]
     if steps < FINE_TUNE_STEPS:
         needed = other.round_seconds(tuned, FINE_TUNE_STEPS) + other.final_seconds(FINE_TUNE_STEPS)
         least = f": {FINE_TUNE_STEPS} steps would take {duration(needed)}" if other.seconds_per_step else ""
