@@ -140,6 +140,8 @@ def run_pipeline(
         if tuned is not None:
             rounds.append(tuned)
             scores |= tuned.scores(dataset.domains)
+            if not tuned.complete(dataset.domains):
+                say("Fine-tuning did not come to its end within the budget: the same command goes on with it.")
     return _finish(dataset, data, out, seen, rounds, scores, search, clock, rule, seed, settings, say, progress)
 
 
