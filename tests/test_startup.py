@@ -85,3 +85,11 @@ def test_an_answer_takes_little_processor_time(code: int, words: list[str], tmp_
     assert "Traceback" not in ended.stderr
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert spent < LIMIT, f"{' '.join(words)} took {spent:.2f} s"
+
+
+def test_what_the_documentation_calls_needs_no_import_but_the_package() -> None:
+    code = (
+        "import sys, rcalign; assert 'torch' not in sys.modules; rcalign.api.report, rcalign.estimator.DomainClassifier"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr

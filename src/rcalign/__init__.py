@@ -1,10 +1,12 @@
 """rcalign: classifiers for domains they have never seen.
 
-The functions of ``rcalign.api`` are here too, loaded when first used (torch takes seconds to import).
+The functions of ``rcalign.api`` are here too, and its modules (``rcalign.api`` itself, ``rcalign.estimator``), loaded when
+first used: torch takes seconds to import.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 __version__ = "0.1.0"
@@ -22,11 +24,14 @@ _FROM_API = (
     "sweep_status",
     "train",
 )
+_MODULES = ("api", "estimator")
 _FROM_ESTIMATOR = ("DomainClassifier", "DomainStratifiedShuffleSplit", "LeaveOneDomainOut")
 __all__ = ["__version__", *_FROM_API, *_FROM_ESTIMATOR]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"rcalign.{name}")
     if name in _FROM_API:
         from rcalign import api
 

@@ -510,3 +510,18 @@ def test_look_ahead_leaves_parameters_and_statistics_alone() -> None:
     ahead(torch.randn(6, 4) + 5).sum().backward()
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_two_source_domains_leave_nothing_to_align_and_it_is_said() -> None:
+    model = make("RC-Align", domains=2)
+    (note,) = model.notes
+    assert "no second support domain for alignment and mixup: they do nothing" in note
+    assert float(model.step(batch(0, domains=2))["alignment"]) == 0.0
+    without = make("RC-Align", domains=2, alignment_weight=0.0, mixup_alpha=0.0)
+    without.load_state_dict(make("RC-Align", domains=2).state_dict())
+    both = make("RC-Align", domains=2)
+    for t in range(4):
+        both.step(batch(t, domains=2)), without.step(batch(t, domains=2))
+    assert all(torch.equal(a, b) for a, b in zip(both.parameters(), without.parameters(), strict=True))
+    assert not make("RC-Align", domains=3).notes and not make("RC-Align", domains=2, meta=False).notes
+    assert float(make("RC-Align", domains=2, meta=False).step(batch(0, domains=2))["alignment"]) > 0

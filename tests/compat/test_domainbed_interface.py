@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import shutil
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,3 +161,97 @@ def test_what_needs_more_than_their_loop_says_so() -> None:
     for name in balanced:
         with pytest.raises(InputError, match="class_balanced"):
             domainbed.algorithm(name)((6,), 4, 3, {**GENERIC, "class_balanced": False})
+
+
+def test_settings_that_need_class_counts_are_refused() -> None:
+    for setting in ({"logit_adjustment": 1.0}, {"centroids": "shrunk"}):
+        with pytest.raises(InputError, match="needs the number of training samples"):
+            domainbed.algorithm("rc-align", MLP)((6,), 4, 3, {**GENERIC, **setting})
+
+
+# --- the guide, in the real package ----------------------------------------------------------------------------------
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "domainbed.md"
+DRIVER = """
+import runpy, sys, types
+for name in ("wilds", "wilds.datasets", "wilds.datasets.camelyon17_dataset", "wilds.datasets.fmow_dataset"):
+    sys.modules[name] = types.ModuleType(name)  # their loaders, which are not used here and not installed
+sys.modules["wilds.datasets.camelyon17_dataset"].Camelyon17Dataset = None
+sys.modules["wilds.datasets.fmow_dataset"].FMoWDataset = None
+from domainbed import datasets
+datasets.MultipleDomainDataset.N_WORKERS = 0
+sys.argv = ["train", *sys.argv[1:]]
+runpy.run_module("domainbed.scripts.train", run_name="__main__")
+"""
+
+
+def blocks(language: str) -> list[str]:
+    parts = GUIDE.read_text().split("\n```")
+    return [part.partition("\n")[2] for part in parts if part.partition("\n")[0] == language]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of DomainBed, changed as the guide says."""
+    found = os.environ.get("DOMAINBED_CHECKOUT")
+    if not found or not Path(found, "domainbed").is_dir():
+        pytest.skip("set DOMAINBED_CHECKOUT to a clone of facebookresearch/DomainBed (tested with commit b93c22a)")
+    shutil.copytree(Path(found, "domainbed"), tmp_path / "domainbed")
+    algorithms, registry_file = (tmp_path / "domainbed" / f"{name}.py" for name in ("algorithms", "hparams_registry"))
+    (two_lines,) = [text for text in blocks("python") if "RCAlign = " in text]
+    more = 'CORAL2 = rcalign_in_domainbed.algorithm("coral")\n'
+    algorithms.write_text(f"{algorithms.read_text()}\n{two_lines}\n{more}")
+    (guarded,) = blocks("py")
+    text = registry_file.read_text()
+    assert text.count("\n    return hparams\n") == 1
+    registry_file.write_text(text.replace("\n    return hparams\n", f"\n{guarded}\n    return hparams\n"))
+    return tmp_path
+
+
+def inside(folder: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    ours = str(Path(domainbed.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), ours]), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+def test_the_guide_changes_no_other_algorithms_settings(checkout: Path) -> None:
+    look = (
+        "import json, sys; from domainbed import hparams_registry as r; "
+        "print(json.dumps({a: [r.default_hparams(a, 'PACS'), r.random_hparams(a, 'PACS', 7)] "
+        "for a in ('ERM', 'CAD', 'CondCAD', 'Mixup', 'MLDG', 'IRM', 'RCAlign')}, default=str))"
+    )
+    changed = inside(checkout, look)
+    assert changed.returncode == 0, changed.stderr[-2000:]
+    original = os.environ["DOMAINBED_CHECKOUT"]
+    plain = inside(Path(original), look)
+    ours, theirs = json.loads(changed.stdout), json.loads(plain.stdout)
+    assert "alignment_weight" in ours.pop("RCAlign")[0] and "alignment_weight" not in theirs.pop("RCAlign")[0]
+    assert ours == theirs
+
+
+@pytest.mark.slow
+def test_the_guide_trains_with_their_script(checkout: Path) -> None:
+    common = ["--dataset", "Debug28", "--steps", "2", "--test_envs", "0", "--skip_model_save"]
+    adapting = ["--task", "domain_adaptation", "--uda_holdout_fraction", "0.5"]
+    cases = {
+        "plain": ["--algorithm", "RCAlign", "--hparams_seed", "1"],
+        "adapted": [
+            "--algorithm",
+            "RCAlign",
+            *adapting,
+            "--hparams",
+            '{"unlabelled_domains": 1, "target_alignment": 1}',
+        ],
+        "coral": ["--algorithm", "CORAL2", *adapting, "--hparams", '{"unlabelled_domains": 1}'],
+    }
+    for name, words in cases.items():
+        ended = inside(checkout, DRIVER, *common, *words, "--output_dir", name)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        rows = [json.loads(line) for line in (checkout / name / "results.jsonl").read_text().splitlines()]
+        assert np.isfinite(rows[-1]["loss"]) and ("env0_uda_acc" in rows[-1]) == (name != "plain")
+    refused = inside(checkout, DRIVER, *common, "--algorithm", "CORAL2", *adapting, "--output_dir", "refused")
+    said = refused.stderr + (checkout / "refused" / "err.txt").read_text()
+    assert refused.returncode != 0 and '"unlabelled_domains": 1' in said

@@ -186,6 +186,11 @@ class Algorithm(nn.Module):
         """The networks whose work is divided among workers: each maps rows (n, ...) to rows (n, ...)."""
         return [self.featurizer]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what of the method has no effect with these data and hyperparameters; printed by 'train'."""
+        return ()
+
     def averaging_options(self) -> dict[str, Any]:
         """Options of the weight averaging that ``traits.averages`` names, from the hyperparameters."""
         return {}

@@ -169,6 +169,16 @@ class RCAlign(Algorithm):
                 "meta_gradient 'exact' goes through a plain gradient step, but meta_step is 'optimizer': set "
                 "meta_step=sgd, or meta_gradient=mldg."
             )
+        counted = {
+            "logit_adjustment above 0": self.hparams.logit_adjustment > 0,
+            "centroids=shrunk": self.hparams.centroids == "shrunk",
+        }
+        for setting, chosen in counted.items():
+            if chosen and not any(map(sum, self.spec.counts)):
+                raise InputError(
+                    f"{setting} needs the number of training samples of each (domain, class) pair, but all counts are "
+                    "zero (DomainBed's interface gives none): use 'rcalign train', or leave it out."
+                )
         if self.spec.targets and not self.hparams.target_alignment:
             raise InputError(
                 f"{self.name} uses unlabelled rows only where the hyperparameter target_alignment is above 0: set it, "
@@ -190,6 +200,24 @@ class RCAlign(Algorithm):
             counts = self.spec.count_matrix
             expected = expected_log_shares(counts) if self.hparams.target_prior == "expected" else 0.0
             self.register_buffer("log_prior", log_prior(counts) - expected)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        h = self.hparams
+        if not h.meta or self.spec.num_domains > 2:
+            return ()
+        idle = [
+            *(["alignment"] if h.alignment_weight > 0 and not self.spec.targets else []),
+            *(["mixup"] if h.mixup_alpha > 0 else []),
+        ]
+        if not idle:
+            return ()
+        what = " and ".join(idle)
+        return (
+            f"of two source domains one is the query of a step and one its support, so {self.name} has no second "
+            f"support domain for {what}: {'they do' if len(idle) > 1 else 'it does'} nothing. A third source domain "
+            "changes that, or meta=false, which has both as support.",
+        )
 
     def step(self, batch: Batch) -> Logs:
         batch = self.begin_step(batch)

@@ -4,9 +4,12 @@
     RCAlign = rcalign.algorithm("rc-align")
 
 after which ``--algorithm RCAlign`` trains it under DomainBed's own splits, sweeps and selection, on its own networks.
-A third line, in its ``hparams_registry.py``, lets sweeps draw the method's own hyperparameters::
+Three lines before ``return hparams`` in ``_hparams`` of its ``hparams_registry.py`` let sweeps draw the method's own
+hyperparameters, of this algorithm only: others have settings of the same names::
 
-    hparams.update(rcalign.hparams("rc-align", random_seed))
+    if algorithm == "RCAlign":
+        from rcalign.compat import domainbed as rcalign
+        hparams.update(rcalign.hparams("rc-align", random_seed))
 
 The package itself is not needed here, only its interface: (input_shape, num_classes, num_domains, hparams), ``update``,
 ``predict`` and ``state_dict``.

@@ -178,7 +178,8 @@ def _taken(batch: Batch, ready: torch.cuda.Event | None) -> Batch:
     if ready is not None:
         stream = torch.cuda.current_stream(batch.x.device)
         stream.wait_event(ready)
-        for values in (batch.x, batch.y, batch.domain, batch.index):
+        unlabelled = () if batch.unlabelled is None else (batch.unlabelled,)
+        for values in (batch.x, batch.y, batch.domain, batch.index, *unlabelled):
             values.record_stream(stream)  # its memory belongs to the other stream, which must not use it again yet
     return batch
 

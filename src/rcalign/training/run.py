@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,9 @@ def complete(
         averaging = make_averaging("swa", start=average_from, parameters=names)
     tracker = None if config.track_bound is None else Tracker(task, folder, config.track_bound)
     _begin(folder, config, resume)
+    if progress and workers().is_first:
+        for note in model.notes:
+            print(f"note: {note}", file=sys.stderr)
     try:
         result = folder.result()
         if result is None:
