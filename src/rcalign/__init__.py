@@ -1,6 +1,6 @@
 """rcalign: classifiers for domains they have never seen.
 
-The functions of ``rcalign.api`` are here too, and its modules (``rcalign.api`` itself, ``rcalign.estimator``), loaded when
+The functions of ``rcalign.api`` are here too, and the modules ``rcalign.api`` and ``rcalign.estimator``, loaded when
 first used: torch takes seconds to import.
 """
 
