@@ -236,22 +236,29 @@ def test_the_guide_changes_no_other_algorithms_settings(checkout: Path) -> None:
 def test_the_guide_trains_with_their_script(checkout: Path) -> None:
     common = ["--dataset", "Debug28", "--steps", "2", "--test_envs", "0", "--skip_model_save"]
     adapting = ["--task", "domain_adaptation", "--uda_holdout_fraction", "0.5"]
+    small = {"batch_size": 4}  # of more rows than an environment has, their loader never makes a batch
+    first = small | {"unlabelled_domains": 1}
     cases = {
-        "plain": ["--algorithm", "RCAlign", "--hparams_seed", "1"],
-        "adapted": [
-            "--algorithm",
-            "RCAlign",
-            *adapting,
-            "--hparams",
-            '{"unlabelled_domains": 1, "target_alignment": 1}',
-        ],
-        "coral": ["--algorithm", "CORAL2", *adapting, "--hparams", '{"unlabelled_domains": 1}'],
+        "plain": ["--algorithm", "RCAlign", "--hparams_seed", "1", "--hparams", json.dumps(small)],
+        "adapted": ["--algorithm", "RCAlign", *adapting, "--hparams", json.dumps(first | {"target_alignment": 1.0})],
+        "coral": ["--algorithm", "CORAL2", *adapting, "--hparams", json.dumps(first)],
     }
     for name, words in cases.items():
         ended = inside(checkout, DRIVER, *common, *words, "--output_dir", name)
         assert ended.returncode == 0, ended.stderr[-2000:]
         rows = [json.loads(line) for line in (checkout / name / "results.jsonl").read_text().splitlines()]
         assert np.isfinite(rows[-1]["loss"]) and ("env0_uda_acc" in rows[-1]) == (name != "plain")
-    refused = inside(checkout, DRIVER, *common, "--algorithm", "CORAL2", *adapting, "--output_dir", "refused")
+    refused = inside(
+        checkout,
+        DRIVER,
+        *common,
+        "--algorithm",
+        "CORAL2",
+        *adapting,
+        "--hparams",
+        json.dumps(small),
+        "--output_dir",
+        "refused",
+    )
     said = refused.stderr + (checkout / "refused" / "err.txt").read_text()
     assert refused.returncode != 0 and '"unlabelled_domains": 1' in said

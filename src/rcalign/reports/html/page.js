@@ -352,12 +352,15 @@ function drawCost() {
     const cx = x(point.cost), cy = y(point.mean), half = 6.4 * point.name.length;
     if (point.error) drawing.append(svg("line", { x1: cx, x2: cx, y1: y(point.mean - point.error), y2: y(point.mean + point.error), stroke: colour(point.name), "stroke-opacity": 0.4, "stroke-width": 3, "stroke-linecap": "round" }));
     const node = svg("circle", { class: "mark", cx, cy, r: 5.5, fill: colour(point.name) });
-    // the label goes right of its point, or left at the edge, or to the nearest free line
-    const left = cx + 10 + half > width;
-    const spots = [0, 13, -13, 26, -26].map((shift) => ({ x1: left ? cx - 10 - half : cx + 10, x2: left ? cx - 10 : cx + 10 + half, y: cy + 4 + shift }));
-    const spot = spots.find((s) => !taken.some((t) => s.x1 < t.x2 && t.x1 < s.x2 && Math.abs(s.y - t.y) < 12)) || spots[0];
-    taken.push(spot);
-    drawing.append(node, svg("text", { class: "ink", x: left ? spot.x2 : spot.x1, y: spot.y, "text-anchor": left ? "end" : "start", text: point.name }));
+    // the name goes right of its point, or left, or to the nearest free line; where all are taken, only pointing at it shows it
+    const spots = [0, 13, -13, 26, -26].flatMap((shift) => [false, true].map((left) => ({ left, x1: left ? cx - 10 - half : cx + 10, x2: left ? cx - 10 : cx + 10 + half, y: cy + 4 + shift })));
+    const free = (s) => s.x1 >= box.left && s.x2 <= width && !taken.some((t) => s.x1 < t.x2 && t.x1 < s.x2 && Math.abs(s.y - t.y) < 12);
+    const spot = spots.find(free);
+    drawing.append(node);
+    if (spot) {
+      taken.push(spot);
+      drawing.append(svg("text", { class: "ink", x: spot.left ? spot.x2 : spot.x1, y: spot.y, "text-anchor": spot.left ? "end" : "start", text: point.name }));
+    }
     marks.push({ node, text: `${point.name}: ${one(point.mean)} %${point.error === null ? "" : ` ± ${one(point.error)}`}\n${seconds(point.cost)} a run` });
   }
   interactive(drawing, marks);
