@@ -195,8 +195,13 @@ def _seconds(action: Callable[[], Any]) -> float:
 
 def power(curve: Curve) -> float:
     """b of cost ~ size^b over the upper half of a curve: 1 is linear."""
-    (small, less), (large, more) = curve[len(curve) // 2], curve[-1]
+    (small, less), (large, more) = curve[(len(curve) - 1) // 2], curve[-1]
     return float(np.log(more / less) / np.log(large / small))
+
+
+def curve_of(curves: dict[str, Curve], what: str) -> Curve:
+    """The first curve whose name has the word."""
+    return next(curve for name, curve in curves.items() if what in name)
 
 
 def measure() -> list[Row]:
@@ -220,11 +225,6 @@ def measure() -> list[Row]:
 
 def main() -> None:
     """Measures all curves, prints them and draws the picture."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
     torch.set_num_threads(1)
     curves = {f"step of {name}, ms": curve for name, curve in step_curves().items()}
     print(json.dumps(curves), flush=True)
@@ -236,11 +236,28 @@ def main() -> None:
     curves["report by runs, s"] = report["seconds"]
     for name, curve in curves.items():
         print(name, f"power {power(curve):.2f}", *(f"{size:,}: {value:.3g}" for size, value in curve), sep=" | ")
+    draw(curves)
+
+
+def draw(curves: dict[str, Curve]) -> None:
+    """Writes the picture of ``docs/growth.md``."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+    from matplotlib import ticker
+
     figure, axes = plt.subplots(1, 5, figsize=(15, 3), layout="constrained")
     for axis, what in zip(axes, [*SIZES, "rows", "runs"], strict=True):
         for name, curve in curves.items():
             if what in name:
                 axis.loglog(*zip(*curve, strict=True), "o-", label=name.removeprefix("step of ").split(",")[0])
+        sizes = [size for size, _ in curve_of(curves, what)]
+        axis.set_xticks(sizes, labels=[f"{size:,}" for size in sizes], fontsize=7)
+        axis.xaxis.set_minor_locator(ticker.NullLocator())
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="y", which="both", labelsize=7)
         axis.set_xlabel(what)
         axis.set_ylim(bottom=axis.get_ylim()[0] / 2)
         axis.legend(fontsize=7)
