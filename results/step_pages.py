@@ -342,10 +342,12 @@ def _fine_tuned(file: Path, title: str) -> str:
     shown = []
     for label in sorted(values, key=lambda label: -np.mean(list(values[label].values()))):
         found = values[label]
-        cells = [f"{np.mean([v for (d, _), v in found.items() if d == domain]):.1f}" for domain in domains]
+        of_domain = {d: [v for (domain, _), v in found.items() if domain == d] for d in domains}
+        cells = [f"{np.mean(values):.1f}" if values else "–" for values in of_domain.values()]
+        whole = f"{np.mean(list(found.values())):.1f}" if all(of_domain.values()) else "–"
         gaps = [found[key] - base[key] for key in found if key in base]
         gap = "" if label == BASELINE else str(weighted(gaps, [1 / len(gaps)] * len(gaps)))
-        shown.append([label, *cells, f"{np.mean(list(found.values())):.1f}", gap, str(len(found))])
+        shown.append([label, *cells, whole, gap, str(len(found))])
     steps, batch, rate = study.SETTINGS[lines[0]["row"]]
     settings = (
         f"112 px, {steps} steps of {batch} images per domain, learning rate {rate:g}, no search, the same for all."
