@@ -51,5 +51,12 @@ dist-check: dist
 	  "$$scratch/env/bin/python" -m pip install --disable-pip-version-check dist/*.whl && cd "$$scratch" && \
 	  env -u PYTHONPATH env/bin/python "$(CURDIR)/tests/release/use_installed.py"
 
+# The fast tests with every dependency at its lowest allowed version, in a scratch environment (removed at the end).
+lowest: setup
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && $(PYTHON) -m venv "$$scratch/env" && \
+	  $(BIN)/python tests/release/lowest.py > "$$scratch/lowest.txt" && \
+	  "$$scratch/env/bin/python" -m pip install --disable-pip-version-check -c "$$scratch/lowest.txt" '.[all,dev]' && \
+	  "$$scratch/env/bin/python" -m pytest -m 'not slow'
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
