@@ -89,3 +89,21 @@ def test_half_precision_around_it_does_not_reach_the_distances() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = grouped_alignment(z, y, domain, mu, present, **options)
     assert float(found) == float(expected)
+
+
+@pytest.mark.parametrize("denominator", ["negatives", "all_but_own"])
+def test_the_gradient_that_comes_with_it_is_that_of_autograd(denominator: str) -> None:
+    made = torch.Generator().manual_seed(5)
+    z = torch.randn(40, 64, generator=made)  # far apart in many dimensions, as a product of matrices needs it
+    y, domain = torch.randint(C, (2, 40), generator=made), torch.randint(K, (2, 40), generator=made)
+    mu, present = centroids(torch.randn(60, 64, generator=made), *(torch.arange(60) % k for k in (C, K)), K, C)
+    present[0, 1] = False
+    options = {"group": torch.arange(40) % 3, "weight": torch.rand(2, 3, generator=made), "temperature": 0.5}
+    a, b = z.clone().requires_grad_(), z.double().requires_grad_()
+    quick = grouped_alignment(a, y, domain, mu, present, denominator=denominator, **options)
+    assert "KnownGradient" in type(quick.grad_fn).__name__
+    options["weight"] = options["weight"].double()
+    slow = grouped_alignment(b, y, domain, mu.double(), present, denominator=denominator, **options)
+    torch.testing.assert_close(quick.double(), slow, rtol=1e-5, atol=1e-6)
+    gradients = torch.autograd.grad(quick, a)[0].double(), torch.autograd.grad(slow, b)[0]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)

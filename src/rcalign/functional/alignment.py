@@ -87,7 +87,9 @@ def squared_distances(unit: Tensor, centers: Tensor) -> Tensor:
     >>> squared_distances(near, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     tensor([[1.0000e-10, 2.0000e+00]])
     """
-    if unit.device.type == "cpu":  # elsewhere the host would have to wait for the answer
+    if (
+        unit.device.type == "cpu" and unit.dtype == torch.float32
+    ):  # elsewhere the host would have to wait for the answer
         lengths = centers.square().sum(1) + unit.square().sum(1, keepdim=True)
         squared = torch.addmm(lengths, unit, centers.T, alpha=-2)
         if squared.numel() == 0 or squared.min() > NEAR:
@@ -144,7 +146,7 @@ def grouped_alignment(
     features (n, h); y, domain (s, n): a row may have several labels; group (n,) positions in the columns of weight
     (s, g). Value and gradient are computed together, by few operations, which rows of numbers need: there the network
     itself takes no longer than some dozens of them. twice: the gradient may itself be differentiated, which takes
-    several times as long.
+    several times as long; so does a batch with a row near a centroid, whose gradient needs differences.
 
     >>> mu, y = torch.eye(2)[None].expand(2, 2, 2), torch.tensor([0, 1])
     >>> here = dict(y=y, domain=torch.tensor([0, 0]), mu=mu, present=torch.ones(2, 2, dtype=torch.bool))
@@ -163,18 +165,20 @@ def grouped_alignment(
         of_logits = (scale[..., None] * counted).sum(0)  # (n, K * C)
     # finite filling: a row without a denominator must not send infinities into the backward pass
     floor = torch.finfo(mu.dtype).min
-    if twice:
+    quick = not twice and features.device.type == "cpu" and mu.dtype == torch.float32
+    if quick:
+        with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+            f, centers = features.to(mu.dtype), mu.reshape(-1, mu.shape[2])
+            length = torch.linalg.vector_norm(f, dim=1, keepdim=True).clamp_min_(SMALLEST)
+            unit = f / length
+            squared = squared_distances(unit, centers)
+            quick = squared.numel() > 0 and bool(squared.min() > NEAR)  # nearer ones need gradients from differences
+    if not quick:
         logits = centroid_logits(features, mu, temperature)
         log_sum = torch.logsumexp(torch.where(allowed, logits, floor), dim=-1)
         return (of_log_sum * log_sum).sum() - (of_logits * logits).sum()
     with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
-        f, centers = features.to(mu.dtype), mu.reshape(-1, mu.shape[2])
-        length = torch.linalg.vector_norm(f, dim=1, keepdim=True).clamp_min_(SMALLEST)
-        unit = f / length
-        squared = squared_distances(unit, centers)
-        # a lone sample is its own centroid up to rounding: there the norm's gradient would be a unit vector of noise
-        zero = squared < (ZERO * torch.finfo(squared.dtype).eps) ** 2
-        distance = squared.masked_fill(zero, 0.0).sqrt_()
+        distance = squared.sqrt()
         logits = distance / -temperature
         masked = torch.where(allowed, logits, floor)
         top = masked.amax(-1, keepdim=True)
@@ -183,8 +187,8 @@ def grouped_alignment(
         value = (of_log_sum * (below.log() + top).squeeze(-1)).sum() - (of_logits * logits).sum()
         # by logits, then by the cosine: distance^2 = |u|^2 + |m|^2 - 2 cosine
         slope = (shares.mul_(of_log_sum[..., None] / below)).sum(0).sub_(of_logits)
-        slope.div_(distance.mul_(temperature).masked_fill_(zero, torch.inf))
-        along = (slope * (unit @ centers.T)).sum(1, keepdim=True)  # not from distances: those may be all but zero
+        slope.div_(distance.mul_(temperature))
+        along = (slope * (unit @ centers.T)).sum(1, keepdim=True)
         gradient = torch.addcmul(slope @ centers, unit, along, value=-1).div_(length)
     return _KnownGradient.apply(features, value, gradient.to(features.dtype))
 
