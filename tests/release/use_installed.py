@@ -20,7 +20,7 @@ import numpy as np
 import rcalign
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
-NEEDS = {"clip": "open_clip"}  # guide -> the module of an extra that it is about
+NEEDS = {"clip": "open_clip", "logging": "tensorboard"}  # guide -> the module of an extra that it is about
 
 
 def main(guides: list[str]) -> None:

@@ -148,6 +148,7 @@ def test_tasks_divide_the_runs_and_the_next_job_takes_up_what_a_killed_task_left
     assert "ERM" in api.report(out)
 
 
+@pytest.mark.slow
 def test_a_process_told_to_stop_saves_its_state_and_the_next_goes_on(cluster: Path) -> None:
     file = plan(cluster, LONG, 'seed_rule = "tune-then-repeat"\nseeds = 2')
     out = cluster / "out"
