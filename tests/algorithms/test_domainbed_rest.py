@@ -152,7 +152,7 @@ def test_urm_bounds_its_features_also_in_prediction(activation: str) -> None:
 
 
 def test_urm_smoothed_targets_and_the_other_optimizer() -> None:
-    model = make("URM", label_smoothing=0.2, discriminator_optimizer="sgd")
+    model = make("URM", discriminator_smoothing=0.2, discriminator_optimizer="sgd")
     before = weights(model)
     model.step(batch(0))
     assert moved(model, before) == {"featurizer", "head", "discriminator"}
@@ -182,7 +182,7 @@ def test_adrmx_uses_weight_decay_where_the_peer_ignores_it() -> None:
     [
         ("TRM", {"start_step": 1}),
         ("TRM", {"start_step": 5, "form": "published"}),
-        ("URM", {"label_smoothing": 0.2, "discriminator_optimizer": "sgd"}),
+        ("URM", {"discriminator_smoothing": 0.2, "discriminator_optimizer": "sgd"}),
         ("Transfer", {"optimizer": "sgd"}),
         ("CAD", {"projected": True}),
         ("ADRMX", {"discriminator_dropout": 0.5}),

@@ -7,6 +7,7 @@ import torch
 
 from rcalign import registry, spaces
 from rcalign.algorithms.base import Algorithm, Network, seeded
+from rcalign.errors import InputError
 from toy import CLASSES, ConvStages, advance, batch, make, spec, takes_images, vector_network, weights
 
 NAMES = registry.names(parts=True)
@@ -35,6 +36,10 @@ def test_a_frozen_backbone_stays_as_it_is(name: str) -> None:
         network.featurizer.requires_grad_(False)
         return entry.algorithm(spec(3, images), network, spaces.defaults(entry.algorithm.Hparams, "arrays"))
 
+    if not any(p.requires_grad for p in make(name).head.parameters()):
+        with pytest.raises(InputError, match="nothing to train"):
+            fresh()
+        return
     model = fresh()
     if entry.traits.stage_one is not None:
         model.start_from(make(entry.traits.stage_one).state_dict())

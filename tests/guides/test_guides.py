@@ -113,6 +113,8 @@ def test_all_guides_are_there_and_have_code() -> None:
         "fit",
         "fine-tuning",
         "clip",
+        "logging",
+        "adaptation",
     }
     for page in GUIDES:
         assert {block.language for block in blocks(page)} & {"python", "console"}, page.name

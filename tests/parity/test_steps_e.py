@@ -94,7 +94,7 @@ RENAMED: dict[type[Algorithm], dict[str, str | None]] = {
     RecordedURM: {
         "urm": None,
         "urm_adv_lambda": "adversary_weight",
-        "urm_discriminator_label_smoothing": "label_smoothing",
+        "urm_discriminator_label_smoothing": "discriminator_smoothing",
         "urm_discriminator_optimizer": "discriminator_optimizer",
         "urm_discriminator_hidden_layers": "discriminator_layers",
         "urm_generator_output": "activation",

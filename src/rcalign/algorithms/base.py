@@ -240,8 +240,13 @@ class Algorithm(nn.Module):
         """Adam with this run's learning rate and weight decay, unless changed."""
         options: dict[str, Any] = {"lr": self.hparams.learning_rate, "weight_decay": self.hparams.weight_decay}
         trained = [p for p in parameters if p.requires_grad]
+        if not trained:
+            raise InputError(
+                f"{self.name} has nothing to train: the backbone is frozen, and it trains no other weights. Do not freeze "
+                "the backbone, or use another algorithm."
+            )
         # fused: one pass over the memory; a third of the time on a CPU
-        options["fused"] = bool(trained) and has_fused_adam(trained[0].device.type)
+        options["fused"] = has_fused_adam(trained[0].device.type)
         return torch.optim.Adam(trained, **{**options, **changes})
 
     @property

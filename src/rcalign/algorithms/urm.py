@@ -7,8 +7,8 @@ makes two updates, with the same features:
     f, head:  CE_all + adversary_weight * mean_i bce(D(z_i), 1)
     D:        mean_i bce(D(u_i), 1) + w * mean_i bce(D(z_i), 0),   z a constant
 
-w = 1, so that D is at chance where features are uniform. With ``label_smoothing`` s the targets of D are uniform draws
-from [1 - s, 1] and [0, s].
+w = 1, so that D is at chance where features are uniform. With ``discriminator_smoothing`` s the targets of D are
+uniform draws from [1 - s, 1] and [0, s].
 
 Paper: Krishnamachari, Ng, Foo, Uniformly Distributed Feature Representations for Fair and Robust Learning (2024), read
 in abstract; the formula is DomainBed's. Departures: DomainBed has w = adversary_weight, which at 0.1 lets D call
@@ -65,7 +65,7 @@ class URM(Algorithm):
         discriminator_optimizer: Annotated[
             str, Field("of the discriminator; sgd has momentum 0.9", choices=("adam", "sgd"))
         ] = "adam"
-        label_smoothing: Annotated[
+        discriminator_smoothing: Annotated[
             float, Field("width of the random targets of the discriminator", minimum=0, maximum=0.5)
         ] = 0.0
         discriminator_weighting: Annotated[
@@ -104,7 +104,7 @@ class URM(Algorithm):
 
     def draw_targets(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """D's targets (N,) for noise and for features."""
-        smoothing, rows = self.hparams.label_smoothing, len(features)
+        smoothing, rows = self.hparams.discriminator_smoothing, len(features)
         low = self.rng.uniform(0.0, smoothing, (2, rows)) if smoothing > 0 else np.zeros((2, rows))
         targets = torch.from_numpy(np.stack([1 - low[0], low[1]])).to(features)
         return targets[0], targets[1]

@@ -62,7 +62,7 @@ def test_nothing_is_replaced(own_root: Path) -> None:
     sample.sample(facts.get_benchmark("PACS"), own_root, each=1, size=8)
     with pytest.raises(InputError, match="exists already"):
         sample.sample(facts.get_benchmark("PACS"), own_root)
-    with pytest.raises(InputError, match="--each is 0"):
+    with pytest.raises(InputError, match="`each` is 0"):
         sample.sample(facts.get_benchmark("VLCS"), own_root, each=0)
     assert not (own_root / "VLCS").exists()
 
