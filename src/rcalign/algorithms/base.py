@@ -242,8 +242,8 @@ class Algorithm(nn.Module):
         trained = [p for p in parameters if p.requires_grad]
         if not trained:
             raise InputError(
-                f"{self.name} has nothing to train: the backbone is frozen, and there is no other weight. Do not freeze "
-                "the backbone, or use another algorithm."
+                f"{self.name} has nothing to train: the backbone is frozen, and there is no other weight. Do not "
+                "freeze the backbone, or use another algorithm."
             )
         # fused: one pass over the memory; a third of the time on a CPU
         options["fused"] = has_fused_adam(trained[0].device.type)
