@@ -280,8 +280,11 @@ DECAYS = {"domainbed": WIDE, "domainbed-2024": WIDE, "mdlt": NARROW, "arrays": N
 @pytest.mark.parametrize("preset", DECAYS)
 def test_weight_decay_is_searched_where_the_peers_search_it(preset: str) -> None:
     for name in registry.names():
-        notes = fields_of(registry.get(name).algorithm.Hparams)
+        own = registry.get(name).algorithm.Hparams
+        notes = fields_of(own)
         adversarial = "discriminator_decay" in notes
+        if "weight_decay" in own.__annotations__ and not adversarial:
+            continue  # a method with a decay of its own, which no peer searches
         assert notes["weight_decay"].space_in(preset) == (WIDE if adversarial and preset == "mdlt" else DECAYS[preset])
         if adversarial:
             assert notes["discriminator_decay"].space_in(preset) == WIDE
