@@ -105,7 +105,7 @@ MORE: dict[str, dict[str, str | None]] = {
     "URM": {
         "urm": None,  # has one value
         "urm_adv_lambda": "adversary_weight",
-        "urm_discriminator_label_smoothing": "label_smoothing",
+        "urm_discriminator_label_smoothing": "discriminator_smoothing",
         "urm_discriminator_optimizer": "discriminator_optimizer",
         "urm_discriminator_hidden_layers": "discriminator_layers",
         "urm_generator_output": "activation",

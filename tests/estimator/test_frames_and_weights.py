@@ -107,5 +107,5 @@ def test_weights_move_the_prediction_and_zero_means_absent() -> None:
     assert absent.validation_score_ == pytest.approx(zero.validation_score_, abs=0.25)
     with pytest.raises(ValueError, match="egative"):
         share(sample_weight=np.full(200, -1.0))
-    with pytest.raises(ValueError, match="non-zero"):
+    with pytest.raises(ValueError, match="zero"):
         share(sample_weight=np.zeros(200))
