@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -157,7 +158,8 @@ def test_lists(rcalign: Run, rows: Path) -> None:
 
 
 def test_help_teaches() -> None:
-    shown = subprocess.run([sys.executable, "-m", "rcalign.cli", "train", "--help"], capture_output=True, text=True)
+    command, wide = [sys.executable, "-m", "rcalign.cli", "train", "--help"], {**os.environ, "COLUMNS": "200"}
+    shown = subprocess.run(command, capture_output=True, text=True, env=wide)
     assert shown.returncode == 0
     for word in ("--test-domain", "--freeze-backbone", "domain/class/image", "Example"):
         assert word in shown.stdout

@@ -54,7 +54,8 @@ def test_every_form_gives_the_same_files(form: str, pictures: Path, own_root: Pa
     done = run(PACS, sources)
     assert done["images"] == EVERY_PAIR
     assert tree(own_root / "PACS") == tree(have)
-    assert sorted(path.name for path in own_root.iterdir()) == [".PACS.lock", "PACS"]
+    # whether a free lock leaves its file behind is for the version of filelock to say
+    assert {path.name for path in own_root.iterdir()} - {".PACS.lock"} == {"PACS"}
 
 
 @pytest.mark.parametrize("name", ["VLCS", "OfficeHome", "TerraIncognita"])
