@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import rcalign.algorithms  # noqa: F401  (registers)
@@ -105,3 +107,16 @@ def advance(model: Algorithm, data: Batch) -> dict[str, Any]:
 
 def weights(model: Algorithm) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def dark_and_light(root: Path, *, each: int, gap: int, width: int) -> Path:
+    """Noise of 32 x 32 pixels as three domains and two classes; light pixels are brighter by ``gap``."""
+    rng = np.random.default_rng(0)
+    for domain in ("a", "b", "c"):
+        for k, label in enumerate(("dark", "light")):
+            folder = root / domain / label
+            folder.mkdir(parents=True)
+            for n in range(each):
+                pixels = rng.integers(gap * k, gap * k + width, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{n}.png")
+    return root

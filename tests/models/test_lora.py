@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from rcalign import api, registry
@@ -17,7 +16,7 @@ from rcalign.errors import InputError
 from rcalign.models.backbones import build_backbone
 from rcalign.models.lora import add_lora, merged
 from rcalign.training.trained import load_trained
-from toy import advance, batch, make, spec, takes_images, vector_network, weights
+from toy import advance, batch, dark_and_light, make, spec, takes_images, vector_network, weights
 
 VIT = "test_vit"  # timm's smallest transformer
 OPTIONS = {"backbone": VIT, "weights": "none", "image_size": 32, "steps": 4, "evaluate_every": 2}
@@ -25,16 +24,7 @@ OPTIONS = {"backbone": VIT, "weights": "none", "image_size": 32, "steps": 4, "ev
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for domain in ("a", "b", "c"):
-        for k, label in enumerate(("dark", "light")):
-            folder = root / domain / label
-            folder.mkdir(parents=True)
-            for n in range(8):
-                pixels = rng.integers(100 * k, 100 * k + 120, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{n}.png")
-    return root
+    return dark_and_light(tmp_path_factory.mktemp("photos"), each=8, gap=100, width=120)
 
 
 @pytest.mark.parametrize("name", registry.names(parts=True))

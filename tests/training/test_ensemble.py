@@ -8,27 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from rcalign import api
 from rcalign.errors import InputError
 from rcalign.training.trained import load_trained
+from toy import dark_and_light
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for domain in ("a", "b", "c"):
-        for k, label in enumerate(("dark", "light")):
-            folder = root / domain / label
-            folder.mkdir(parents=True)
-            for n in range(10):
-                pixels = rng.integers(60 * k, 60 * k + 160, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{n}.png")
-    return root
+    return dark_and_light(tmp_path_factory.mktemp("photos"), each=10, gap=60, width=160)
 
 
 def test_three_networks_with_pixels_of_their_own_are_one_run(photos: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def checked_samples(
     target_labels: ArrayLike | None = None,
     target_logits: ArrayLike | None = None,
 ) -> Problem:
-    """The arguments of ``diagnose`` as a Problem, or one InputError about the first thing that is wrong."""
+    """The arguments of ``diagnose_features`` as a Problem, or one InputError about the first thing that is wrong."""
     for name, given in (("features", features), ("labels", labels), ("domains", domains)):
         if given is None:
             raise InputError(
