@@ -113,6 +113,44 @@ def test_a_two_stage_method_is_two_runs(rows: Path, tmp_path: Path) -> None:
     assert events(kept, "end") == [("end", 30)] * 2
 
 
+def test_the_second_training_of_train_on_validation_is_a_run_of_its_own(rows: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is an extra and not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = {**COMMON, "steps": 60, "evaluate_every": 25, "average": "ema", "train_on_validation": True}
+    runs, place = tmp_path / "runs", tmp_path / "log"
+    for out, more in (("plain", {}), ("logged", {"log": f"tensorboard={place}"})):
+        api.train(rows, "ERM", ["3"], **options, **more, out=runs / out)
+    assert (runs / "plain/best.safetensors").read_bytes() == (runs / "logged/best.safetensors").read_bytes()
+    name = "rows-ERM-3-seed0-logged"
+    assert sorted(folder.name for folder in place.iterdir()) == [name, f"{name}-with-validation"]
+    for folder, log in ((runs / "logged", name), (runs / "logged/with-validation", f"{name}-with-validation")):
+        found = EventAccumulator(str(place / log), purge_orphaned_data=False)
+        found.Reload()
+        assert [event.step for event in found.Scalars("loss")] == [10, 20, 25, 30, 40, 50, 60]
+        records = [record for record in RunFolder(folder).records() if not record.averaged]
+        tested = [(event.step, pytest.approx(event.value)) for event in found.Scalars("accuracy/3/test")]
+        assert tested == [(record.step, record.metrics["accuracy"]["3"]["test"]) for record in records]
+        assert len(found.Scalars("averaged/accuracy/3/test")) == 1
+
+
+class CannotStartAgain(Kept):
+    stops_run_on_error = False
+
+    def on_start(self, run: RunStart) -> None:
+        if self.told:
+            raise OSError("the server is gone")
+        super().on_start(run)
+
+
+def test_a_logger_that_cannot_start_again_stops_no_later_stage(rows: Path, tmp_path: Path) -> None:
+    for algorithm, more in (("ERM", {"train_on_validation": True}), ("CRT", {})):
+        gone = CannotStartAgain()
+        with pytest.warns(UserWarning, match="CannotStartAgain cannot log any more"):
+            api.train(rows, algorithm, ["3"], **COMMON, **more, out=tmp_path / algorithm, callbacks=[gone])
+        assert [told[0] for told in gone.told].count("start") == 1
+
+
 MODULE = """
 from pathlib import Path
 from rcalign.training.callbacks import Callback

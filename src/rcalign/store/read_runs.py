@@ -15,7 +15,7 @@ from rcalign.errors import InputError
 from rcalign.store import other_programs
 from rcalign.store.names import short_data_name
 from rcalign.store.results import RunResult
-from rcalign.store.run_folder import Record, RunConfig, RunFolder, read_config
+from rcalign.store.run_folder import STAGE_ONE, Record, RunConfig, RunFolder, read_config
 from rcalign.store.run_view import Run, describe_run
 from rcalign.store.sweep_folder import SweepFolder
 
@@ -285,7 +285,7 @@ def _with_result(record: Record, result: RunResult) -> Record:
 
 def _first_stage_seconds(folder: Path) -> float:
     """Two-stage methods cost both stages."""
-    first = folder / "stage-1"
+    first = folder / STAGE_ONE
     if not first.is_dir():
         return 0.0
     result = RunFolder(first).result()

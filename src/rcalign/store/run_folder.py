@@ -21,6 +21,10 @@ from rcalign.store.results import MetricTable, RunResult
 from rcalign.training.options import TrainOptions, described
 
 FORMAT = 2  # of the run folder; a reader refuses a newer one. 1: records had accuracy and nll, not metrics
+STAGE_ONE, WITH_VALIDATION = (
+    "stage-1",
+    "with-validation",
+)  # folders of a first stage and of a second training in a run's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +183,16 @@ class RunFolder:
                     f"'{self.path}' cannot be resumed: its {name.replace('_', ' ')} is {_short(theirs[name])}, but "
                     f"{_short(value)} was asked for: give the same options, or another `out`."
                 )
+
+    def trainings(self) -> list[RunFolder]:
+        """This folder, and those inside it in which a first stage or a second training of the run trains."""
+        inside = [RunFolder(self.path / name) for name in (STAGE_ONE, WITH_VALIDATION)]
+        return [self, *(found for folder in inside if folder.path.is_dir() for found in folder.trainings())]
+
+    def evaluated_steps(self) -> int:
+        """The steps up to the last evaluation, summed over all trainings of the run."""
+        records = [training.records() for training in self.trainings()]
+        return sum(rows[-1].step for rows in records if rows)
 
     def append(self, record: Record) -> None:
         """One more row. A row cut by a kill is dropped when the run is resumed."""

@@ -25,7 +25,7 @@ from rcalign.extensions import import_modules
 from rcalign.store.json_files import read_object, write_json
 from rcalign.store.names import file_name, short_data_name
 from rcalign.store.results import RunResult
-from rcalign.store.run_folder import Record, RunConfig, RunFolder
+from rcalign.store.run_folder import STAGE_ONE, WITH_VALIDATION, Record, RunConfig, RunFolder
 from rcalign.training.options import LOGGERS
 
 if TYPE_CHECKING:  # reports use what is here, and answer before torch is imported
@@ -52,8 +52,9 @@ class Callback:
     """Follows a run while it trains. Every method does nothing unless a subclass replaces it.
 
     Each event is passed once in the life of a run: a run that was killed and is resumed does not pass again what it
-    repeats. A two-stage method is two runs, each with its start and end. A callback that changes the model, or torch's
-    own state, changes the run.
+    repeats. A two-stage method is two runs, each with its start and end, and so is the second training of
+    ``train_on_validation``, whose name ends in "-with-validation": figures on validation rows are then figures on rows
+    that it trains on. A callback that changes the model, or torch's own state, changes the run.
 
     >>> class Printed(Callback):
     ...     def on_evaluation(self, record):
@@ -81,11 +82,15 @@ class Callbacks:
     """The callbacks of one run, each of which is passed every event once. Where there are none it costs nothing.
 
     The last event passed stands in ``logged.json`` in the run folder, written before the event is passed: a kill in
-    between loses one event, and repeats none. kept: whether the folder stays when the run has ended.
+    between loses one event, and repeats none. kept: whether the folder stays when the run has ended. goes_on: another
+    stage of the same run was followed before, so that a logger that cannot start any more does not stop it.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], folder: RunFolder, *, kept: bool = True) -> None:
+    def __init__(
+        self, callbacks: Sequence[Callback], folder: RunFolder, *, kept: bool = True, goes_on: bool = False
+    ) -> None:
         self._callbacks = list(callbacks)
+        self._goes_on = goes_on
         self._folder = folder.path
         self._kept = kept
         self._file = folder.path / "logged.json"
@@ -99,8 +104,11 @@ class Callbacks:
             self._last = (int(found["step"]), int(found["event"]))
         folder = self._folder if self._kept else None
         start = RunStart(config, folder, run_name(config, self._folder), found is not None, model)
-        for callback in self._callbacks:
-            callback.on_start(start)
+        for callback in list(self._callbacks):
+            if self._goes_on:
+                self._guarded(callback, lambda one: one.on_start(start))
+            else:
+                callback.on_start(start)
 
     def step(self, step: int, logs: Mapping[str, Any], due: bool) -> None:
         if self._callbacks and (due or step % STEPS_BETWEEN == 0):
@@ -145,7 +153,8 @@ class Callbacks:
 
 def run_name(config: RunConfig, folder: Path) -> str:
     """A readable name of a run that no other run beside it has: data, algorithm, held-out domains, seed, folder."""
-    own = folder.name if folder.name != "stage-1" else f"{folder.parent.name}-{folder.name}"
+    inside = folder.name in (STAGE_ONE, WITH_VALIDATION)  # folders that every run may have
+    own = f"{folder.parent.name}-{folder.name}" if inside else folder.name
     title = file_name(short_data_name(config.data), config.algorithm, *config.test_domains)
     return own if own.startswith(title) else f"{title}-seed{config.seed}-{own}"
 

@@ -19,14 +19,12 @@ from rcalign.distributed import agree, check_division, first_alone, together, wo
 from rcalign.errors import InputError
 from rcalign.registry import RegisteredAlgorithm
 from rcalign.store.results import RunResult
-from rcalign.store.run_folder import RunConfig, RunFolder
+from rcalign.store.run_folder import STAGE_ONE, WITH_VALIDATION, RunConfig, RunFolder
 from rcalign.training.averaging import Averaging, make_averaging
 from rcalign.training.callbacks import Callback, Callbacks
 from rcalign.training.loop import FirstTraining, HowFar, make_record, run_loop, run_result
 from rcalign.training.task import Task, with_validation_rows
 from rcalign.training.tracking import Tracker
-
-WITH_VALIDATION = "with-validation"  # the folder of the second training, inside that of the run
 
 
 def hparams_of(entry: RegisteredAlgorithm, preset: str, options: Mapping[str, Any]) -> BaseHparams:
@@ -83,12 +81,12 @@ def complete(
                 config,
                 averaging=averaging,
                 tracker=tracker,
-                callbacks=Callbacks(callbacks, folder, kept=keeps_folder),
+                callbacks=Callbacks(callbacks, folder, kept=keeps_folder, goes_on=config.stage_one is not None),
                 resume=resume,
                 progress=progress,
             )
             if config.train_on_validation:
-                model, result = _train_again(model, result, task, folder, config, progress)
+                model, result = _train_again(model, result, task, folder, config, progress, callbacks, keeps_folder)
             if workers().is_first:
                 folder.finish(result)
         if workers().is_first:
@@ -113,7 +111,7 @@ def _tidy(folder: RunFolder, config: RunConfig) -> None:
         os.replace(again.best_file, folder.best_file)
         again.drop_what_is_not_kept("none")
     folder.drop_what_is_not_kept(config.keep)
-    first = RunFolder(folder.path / "stage-1")
+    first = RunFolder(folder.path / STAGE_ONE)
     if first.config_file.exists():
         first.drop_what_is_not_kept(config.keep)
     if config.kept_precision == "bf16":
@@ -122,7 +120,14 @@ def _tidy(folder: RunFolder, config: RunConfig) -> None:
 
 
 def _train_again(
-    model: Algorithm, result: RunResult, task: Task, folder: RunFolder, config: RunConfig, progress: bool
+    model: Algorithm,
+    result: RunResult,
+    task: Task,
+    folder: RunFolder,
+    config: RunConfig,
+    progress: bool,
+    callbacks: Sequence[Callback],
+    keeps_folder: bool,
 ) -> tuple[Algorithm, RunResult]:
     """The run repeated with the validation rows of the source domains among the training rows.
 
@@ -138,7 +143,7 @@ def _train_again(
     more_config = dataclasses.replace(config, spec=more.spec, train_on_validation=False, keep="best")
     model = make_model(more, more_config)
     if config.stage_one is not None:
-        stage_one = RunFolder(folder.path / "stage-1")
+        stage_one = RunFolder(folder.path / STAGE_ONE)
         part = registry.get(config.stage_one).traits.recipe_part
         model.start_from(load_weights(stage_one.last_file if part else stage_one.best_file))
     resume = again.config_file.exists()
@@ -146,7 +151,15 @@ def _train_again(
     try:
         averaging = _averaging(config, model)
         second = run_loop(
-            model, more, again, more_config, averaging=averaging, resume=resume, progress=progress, repeats=repeats
+            model,
+            more,
+            again,
+            more_config,
+            averaging=averaging,
+            callbacks=Callbacks(callbacks, again, kept=keeps_folder, goes_on=True),
+            resume=resume,
+            progress=progress,
+            repeats=repeats,
         )
     finally:
         again.release()
@@ -190,7 +203,7 @@ def _stage_one(
     entry = registry.get(config.stage_one)
     known = spaces.fields_of(entry.algorithm.Hparams)
     values = hparams_of(entry, config.preset, {name: value for name, value in options.items() if name in known})
-    first = RunFolder(folder.path / "stage-1")
+    first = RunFolder(folder.path / STAGE_ONE)
     first_config = dataclasses.replace(
         config,
         algorithm=entry.name,
