@@ -13,6 +13,7 @@ import pytest
 
 from rcalign.errors import InputError
 from rcalign.store.results import RunResult
+from rcalign.store.run_folder import Record, RunFolder
 from rcalign.store.sweep_folder import SweepFolder, read_status
 
 HOLD = """
@@ -48,6 +49,19 @@ def result_with(validation: float) -> RunResult:
         accuracy={"0": 0.5}, average=0.5, worst=0.5, balanced={"0": 0.5}, shots={}, ece=0.1, validation=validation,
         steps=10, seconds=10.0, best_step=10, weights="best validation accuracy",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", ["", "stage-1", "with-validation", "stage-1/stage-1"])
+def test_every_training_of_a_run_counts_as_progress(tmp_path: Path, inside: str) -> None:
+    folder = SweepFolder(tmp_path)
+    run = folder.run("a")
+    (run.path / inside).mkdir(parents=True)
+    run.append(Record(step=10, loss=0.1, metrics={"accuracy": {}}, validation=0.5))
+    before, steps = folder.last_heartbeat("a"), run.evaluated_steps()
+    time.sleep(0.02)
+    RunFolder(run.path / inside).append(Record(step=15, loss=0.1, metrics={"accuracy": {}}, validation=0.5))
+    assert folder.last_heartbeat("a") > before
+    assert run.evaluated_steps() > steps
 
 
 def test_a_lock_is_seen_from_outside_and_goes_with_its_process(tmp_path: Path) -> None:

@@ -131,9 +131,9 @@ class SweepFolder:
     def last_heartbeat(self, run: str) -> float:
         """When a run last wrote anything: a time of the file system, only to be compared with others of it."""
         found = [0.0]
-        for folder in (self.run(run).path, self.run(run).path / "stage-1"):
-            if folder.is_dir():
-                found += [item.stat().st_mtime for item in os.scandir(folder)]
+        for training in self.run(run).trainings():
+            if training.path.is_dir():
+                found += [item.stat().st_mtime for item in os.scandir(training.path)]
         return max(found)
 
     def _write(self, kind: str, run: str, value: Mapping[str, Any]) -> None:

@@ -106,9 +106,7 @@ def _train_next(
 def _may_try(entry: PlanEntry, folder: SweepFolder, say: Callable[[str], None]) -> bool:
     """Counts one more attempt; a run whose process died too often without getting any further counts as failed."""
     run = entry["id"]
-    records = folder.run(run).records()
-    step = records[-1].step if records else 0
-    if folder.count_attempt(run, step) <= ATTEMPTS:
+    if folder.count_attempt(run, folder.run(run).evaluated_steps()) <= ATTEMPTS:
         return True
     error = f"its process died {ATTEMPTS} times (out of memory?)"
     folder.fail(run, "died", error, [last_known(folder.run(run))])
