@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from rcalign import api, cli
 from rcalign.errors import InputError
+from rcalign.store.run_folder import read_config
 from rcalign.store.sweep_folder import SweepFolder
 from rcalign.sweeps import address, run_on_ray
 
@@ -135,6 +136,23 @@ def test_a_sweep_gives_what_train_gives_and_does_nothing_twice(cluster: str, out
             out=tmp_path / "alone" / entry["id"],
         )
         assert without_times(alone) == without_times(found[entry["id"]][1])
+
+
+def test_a_sweep_of_adaptation_and_its_report(cluster: str, out: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(
+        'data = "rows.npz"\nprotocol = "adapt"\nalgorithms = ["DANN", "CDANN", "CORAL", "MMD", "RC-Align to target"]\n'
+        'test_domains = ["2"]\nsteps = 6\nevaluate_every = 3\n'
+        '[variants."RC-Align to target"]\nalgorithm = "RC-Align"\nhparams.target_alignment = 1\n'
+    )
+    done = api.sweep(file, out=out)
+    assert (done["planned"], done["finished"], done["failed"]) == (5, 5, 0)
+    tested = {run: result["confusion"]["2"] for run, (_, result) in results(out).items()}
+    assert {sum(map(sum, table)) for table in tested.values()} == {48}  # half of the 96 rows that lodo would test
+    assert all(read_config(out / "runs" / run).spec.targets == ("2",) for run in tested)
+    table = api.report(out, format="csv")
+    rows = [line for line in table.splitlines() if line.startswith("rows,adapt,")]
+    assert {line.split(",")[3] for line in rows} == {"DANN", "CDANN", "CORAL", "MMD", "RC-Align to target"}, table
 
 
 def test_one_run_that_raises_is_listed_and_retried_on_request_only(cluster: str, out: Path) -> None:
