@@ -1,4 +1,4 @@
-"""One run on two workers against one, and a batch in two pieces against the whole: ResNet-50, 3 x 16 images of 96 px.
+"""One run on two workers against one, and a batch in two pieces against the whole: ResNet-50, 3 x 32 images of 96 px.
 
 Each worker is a process with one thread. Settings take turns, and the ratios of turns are what is reported.
 """
@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from bench.timing import Row, row
 
 ROUNDS, STEPS = 3, 4
-BATCH = 16  # rows of each of three domains
+BATCH = 32  # rows of each of three domains: the default
 CHILD = """
 import contextlib, os, sys, time
 import torch
 import rcalign.algorithms
 from rcalign import registry
 from rcalign.algorithms.base import Network
+from rcalign.devices import keep_freed_memory
 from rcalign.distributed import DividedRows, process_group, workers
 from rcalign.models.backbones import build_backbone
 from rcalign.training.task import placed
@@ -29,6 +30,7 @@ from rcalign.types import Batch, DataSpec
 
 name, rows, accumulate, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
+keep_freed_memory()  # as the training loop does
 with process_group():
     torch.manual_seed(0)
     made = build_backbone("resnet50", (3, 96, 96), weights="none")

@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rcalign.errors import InputError
 
-BUCKET_BYTES = 2**25  # gradients that are summed in one message
+BUCKET_BYTES = 2**24  # gradients that are summed in one message; larger blocks are not reused by the allocator
 MESSAGE_BYTES = 2**10  # of an error that workers tell each other
 ARRIVAL_SECONDS = 60  # that workers wait for each other at the start
 SILENCE_SECONDS = 1800  # after which a worker that does not answer counts as lost
@@ -230,25 +230,32 @@ class GradientSums:
     """Sums of gradients over the workers, started as soon as the gradients of a bucket are known.
 
     A backward pass through one call of a network hands over each gradient when a layer has computed it (``add``) and
-    takes all sums when the last layer is done (``finish``). In between, full buckets are on their way.
+    takes all sums when the last layer is done (``finish``). In between, full buckets are on their way. Numbers travel
+    in the order in which the parameters hold them in memory, and the sums are views of the buckets, so that each
+    gradient is copied once only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._orders = {name: _memory_order(value) for name, value in parameters.items()}
         self._waiting: dict[str, Tensor] = {}
+        self._bytes = 0
         self._under_way: list[tuple[dict[str, Tensor], Tensor, dist.Work]] = []
 
     def add(self, name: str, gradient: Tensor) -> None:
         self._waiting[name] = gradient
-        if sum(value.numel() * value.element_size() for value in self._waiting.values()) >= BUCKET_BYTES:
+        self._bytes += gradient.numel() * gradient.element_size()
+        if self._bytes >= BUCKET_BYTES:
             self._start()
 
     def _start(self) -> None:
-        flat = torch.cat([value.detach().reshape(-1) for value in self._waiting.values()])
+        flat = torch.cat(
+            [value.detach().permute(self._orders[name]).reshape(-1) for name, value in self._waiting.items()]
+        )
         TRAFFIC.add("summed", flat)
         work = dist.all_reduce(flat, async_op=True)
         assert work is not None
         self._under_way.append((self._waiting, flat, work))
-        self._waiting = {}
+        self._waiting, self._bytes = {}, 0
 
     def finish(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The sums of all gradients by name; those that were not handed over before are summed now."""
@@ -261,10 +268,20 @@ class GradientSums:
             work.wait()
             pieces = flat.split([value.numel() for value in values.values()])
             for (name, value), piece in zip(values.items(), pieces, strict=True):
-                # in each parameter's own memory layout, as one worker's gradients are
-                sums[name] = torch.empty_like(value).copy_(piece.view(value.shape))
+                order = self._orders[name]
+                back = sorted(range(len(order)), key=order.__getitem__)
+                sums[name] = piece.view([value.shape[d] for d in order]).permute(back)
         self._under_way = []  # a graph that is kept may be passed through again
         return sums
+
+
+def _memory_order(value: Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor from the one whose neighbours lie farthest apart in memory to the nearest.
+
+    >>> _memory_order(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    (0, 2, 3, 1)
+    """
+    return tuple(sorted(range(value.dim()), key=lambda d: -value.stride(d)))
 
 
 class _Collected(torch.autograd.Function):
@@ -404,7 +421,7 @@ class DividedRows:
         if self.workers.size == 1:
             return self._scaled(self._pieces(grouped, trained, None)).flatten(0, 1)
         start, end = self.workers.share(self.batch_size)
-        sums = GradientSums() if self._overlaps else None
+        sums = GradientSums(trained) if self._overlaps else None
         if torch.is_grad_enabled() and trained:
             values = list(trained.values())
             copies = copied(values) if sums is None else _Collected.apply(sums, tuple(trained), *values)

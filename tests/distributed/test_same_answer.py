@@ -18,7 +18,7 @@ from torch import nn
 import toy
 from rcalign import registry
 from rcalign.checkpoints import load_weights
-from rcalign.distributed import DividedRows, Workers, bytes_per_step
+from rcalign.distributed import DividedRows, GradientSums, Workers, bytes_per_step
 from rcalign.errors import InputError
 
 HERE = Path(__file__).resolve().parent
@@ -178,3 +178,24 @@ def test_pieces_of_a_mean_over_rows_add_up(name: str) -> None:
         assert a.keys() == b.keys() and abs(float(a["loss"]) - float(b["loss"])) < TOLERANCE
     for key, value in whole.state_dict().items():
         torch.testing.assert_close(pieces.state_dict()[key], value, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_sums_come_back_as_the_parameters_lie_in_memory(layout: torch.memory_format) -> None:
+    """Whatever the layout of a gradient: workers must agree on the order of the numbers that they send."""
+    parameters = {
+        "conv": torch.randn(4, 3, 5, 2).to(memory_format=layout),
+        "turned": torch.randn(6, 4).T,
+        "number": torch.randn(()),
+    }
+    gradients = {name: torch.randn(value.shape) for name, value in parameters.items()}
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        sums = GradientSums(parameters)
+        sums.add("conv", gradients["conv"])
+        found = sums.finish(gradients)
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, value in parameters.items():
+        assert torch.equal(found[name], gradients[name])
+        assert found[name].stride() == value.stride()
