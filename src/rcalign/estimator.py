@@ -12,10 +12,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import math
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -228,8 +228,9 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
             return entry
         plain = entry.traits.min_domains > 1
         effect = f"is plain training ({PLAIN})" if plain else "trains on one domain"
-        _say_once(
-            f"no domains were given, so {entry.name} {effect}: give fit(X, y, domains=...), one value for each row."
+        _warn_every_time(
+            f"no domains were given, so {entry.name} {effect}: give fit(X, y, domains=...), one value for each row "
+            "(inside cross_validate and searches, with metadata routing: params={'domains': ...})."
         )
         return registry.get(PLAIN) if plain else entry
 
@@ -548,9 +549,13 @@ def _images(X: np.ndarray, model: TrainedModel) -> Iterator[Tensor]:
         yield open_images(data, model.stored_size).take(np.arange(len(some)))
 
 
-@functools.cache  # a search fits hundreds of times
-def _say_once(text: str) -> None:
-    warnings.warn(text, stacklevel=4)  # where fit was called
+def _warn_every_time(text: str) -> None:
+    """Warns where ``fit`` was called, also of what was said before: a search fits often, and may forget once.
+
+    ``warnings.warn`` leaves out a text that it has shown for the same line; filters apply here as they do there.
+    """
+    caller = sys._getframe(3)
+    warnings.warn_explicit(text, UserWarning, caller.f_code.co_filename, caller.f_lineno, registry={})
 
 
 def _all_hyperparameters() -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from rcalign import (
     DomainClassifier,
     DomainStratifiedShuffleSplit,
     LeaveOneDomainOut,
-    estimator,
     registry,
     spaces,
     train,
@@ -152,19 +152,71 @@ def test_any_algorithm_by_name(name: str, rows: Rows) -> None:
 # --- domains -------------------------------------------------------------------------------------------------------
 
 
-def test_without_domains_it_is_erm_and_says_so_once(rows: Rows) -> None:
+def no_domains(caught: list[warnings.WarningMessage]) -> list[warnings.WarningMessage]:
+    return [warning for warning in caught if "no domains were given" in str(warning.message)]
+
+
+@pytest.mark.parametrize("action", ["default", "always"])  # the first is Python's own: once for each line and text
+def test_without_domains_it_is_erm_and_says_so_every_time(rows: Rows, action: str) -> None:
     X, y, _ = rows
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        estimator._say_once.cache_clear()
-        models = [DomainClassifier(steps=6, temperature=0.3, batch_size=9).fit(X, y) for _ in range(2)]
-        said = [str(warning.message) for warning in caught if "no domains" in str(warning.message)]
-    assert len(said) == 1 and "RC-Align is plain training (ERM)" in said[0]
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+        models = [DomainClassifier(steps=6, temperature=0.3, batch_size=9).fit(X, y) for _ in range(3)]
+    said = no_domains(caught)
+    assert len(said) == 3 and {warning.filename for warning in said} == {__file__}
+    assert "RC-Align is plain training (ERM)" in str(said[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plain = DomainClassifier("erm", steps=6, batch_size=9).fit(X, y)
     assert models[0].algorithm_ == "ERM"
     np.testing.assert_array_equal(models[1].predict_proba(X), plain.predict_proba(X))
+
+
+def forgotten_in_a_pipeline(X: np.ndarray, y: np.ndarray, domains: np.ndarray) -> list[DomainClassifier]:
+    return [make_pipeline(StandardScaler(), DomainClassifier(steps=2)).fit(X, y)[-1]]
+
+
+def forgotten_in_cross_validation(X: np.ndarray, y: np.ndarray, domains: np.ndarray) -> list[DomainClassifier]:
+    model = make_pipeline(StandardScaler(), DomainClassifier(steps=2))
+    return [pipeline[-1] for pipeline in cross_validate(model, X, y, cv=3, return_estimator=True)["estimator"]]
+
+
+def not_requested_in_cross_validation(X: np.ndarray, y: np.ndarray, domains: np.ndarray) -> list[DomainClassifier]:
+    """The splitter gets the domains, the classifier was told not to ask for them."""
+    model = DomainClassifier(steps=2).set_fit_request(domains=False)
+    found = cross_validate(model, X, y, cv=LeaveOneDomainOut(), params={"domains": domains}, return_estimator=True)
+    return list(found["estimator"])
+
+
+def not_requested_in_a_grid_search(X: np.ndarray, y: np.ndarray, domains: np.ndarray) -> list[DomainClassifier]:
+    model = DomainClassifier(steps=2).set_fit_request(domains=False)
+    search = GridSearchCV(model, {"learning_rate": [1e-3]}, cv=LeaveOneDomainOut(), error_score="raise")
+    search.fit(X, y, domains=domains)
+    return [search.best_estimator_] * 5  # four folds and the fit on all rows
+
+
+def requested(X: np.ndarray, y: np.ndarray, domains: np.ndarray) -> list[DomainClassifier]:
+    model = make_pipeline(StandardScaler(), DomainClassifier(steps=2).set_fit_request(domains=True))
+    found = cross_validate(model, X, y, cv=LeaveOneDomainOut(), params={"domains": domains}, return_estimator=True)
+    return [pipeline[-1] for pipeline in found["estimator"]]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        forgotten_in_a_pipeline,
+        forgotten_in_cross_validation,
+        not_requested_in_cross_validation,
+        not_requested_in_a_grid_search,
+        requested,
+    ],
+)
+def test_every_fit_that_becomes_erm_under_metadata_routing_warns(way: Any, rows: Rows) -> None:
+    with config_context(enable_metadata_routing=True), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        models = way(*rows)
+    assert len(no_domains(caught)) == sum(model.algorithm_ == "ERM" for model in models)
+    assert {model.algorithm_ for model in models} == ({"RC-Align"} if way is requested else {"ERM"})
 
 
 def test_one_domain_only_is_an_error_that_names_it(rows: Rows) -> None:
