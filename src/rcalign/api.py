@@ -292,8 +292,8 @@ def fit(
     The same call goes on where it was stopped.
     """
     from rcalign.fit import pipeline
-    from rcalign.fit.search import Clock, seconds_of
     from rcalign.fit.ticker import Ticker
+    from rcalign.fit.timing import Clock, seconds_of
 
     seconds = seconds_of(str(budget))
     clock = Clock(seconds, begun)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import numpy as np
 import pytest
 
 from rcalign import api
+from rcalign.data import loading
 from rcalign.errors import InputError
-from rcalign.fit.folds import EVALUATIONS, Fold, read_outcome, run_fold
-from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
-from rcalign.fit.search import SAFETY, Clock, Search, seconds_of
+from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, evaluate_every, read_outcome, run_fold
+from rcalign.fit.pipeline import run_pipeline
+from rcalign.fit.portfolio import PORTFOLIO, portfolio, recommended
+from rcalign.fit.search import SAFETY, Search
+from rcalign.fit.timing import Clock, seconds_of
+from rcalign.store.run_folder import Record
 
 HOSPITALS = ("north", "south", "east", "west")
 
@@ -140,8 +145,6 @@ def test_no_budget_trains_the_recommended_method_only(tmp_path: Path) -> None:
 
 
 def test_a_fold_goes_on_where_it_was_stopped_and_is_found_finished(tmp_path: Path) -> None:
-    from rcalign.data import loading
-
     data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
     fold = Fold(PORTFOLIO[0], "north", 24, str(tmp_path / "whole"))
     whole = run_fold(data, fold)
@@ -154,9 +157,6 @@ def test_a_fold_goes_on_where_it_was_stopped_and_is_found_finished(tmp_path: Pat
 def test_a_budget_without_room_says_so_and_stays_within_it(tmp_path: Path) -> None:
     """Two seconds do not compare anything: the recommended method is trained, and it is said."""
     said: list[str] = []
-    from rcalign.data import loading
-    from rcalign.fit.pipeline import run_pipeline
-
     data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
     fitted = run_pipeline(data, data.name, tmp_path / "out", budget=2.0, steps=20, workers=1, say=said.append)
     assert fitted.expectation is None
@@ -174,8 +174,6 @@ def test_one_domain_is_trained_and_nothing_is_promised(tmp_path: Path) -> None:
 
 
 def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
-    from rcalign.data import loading
-
     data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
     candidates = portfolio(domains=4, images=False, table=True)
     planned = []
@@ -188,31 +186,47 @@ def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
     assert planned[-1][0] == len(candidates)
 
 
-@pytest.mark.parametrize("steps", [1, 30])
-def test_a_probe_does_not_take_evaluations_for_steps(
-    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_probe_does_not_take_evaluations_or_the_first_training_for_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rcalign.data import loading
+    """The clock goes on by known costs; the folds are not real, since only that makes the right answer known."""
+    now = 0.0
+    begun_before = False
 
-    def cost(self: Search, candidate: Candidate, steps: int, evaluations: int) -> float:
-        return 5.0 + 0.5 * steps + 3.0 * evaluations  # as with a backbone that is trained: evaluations are dear
+    def fold_of_known_cost(data: object, fold: Fold, callbacks: Any = ()) -> Outcome:
+        nonlocal now, begun_before
+        now += 5.0 if begun_before else 60.0
+        begun_before = True
+        callbacks[0].on_start(None)
+        for step in range(1, fold.steps + 1):
+            now += 0.5
+            due = step % evaluate_every(fold.steps) == 0
+            if due:
+                callbacks[0].on_step(step, {})
+                now += 3.0
+                callbacks[0].on_evaluation(Record(step=step, loss=0.0, metrics={}, validation=0.0))
+        return Outcome("finished")
 
-    monkeypatch.setattr(Search, "_probed", cost)
+    monkeypatch.setattr("rcalign.fit.search.run_fold", fold_of_known_cost)
+    for clock in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, clock, lambda: now)
     search = Search(loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital"), "", tmp_path, Clock(3600))
-    search.probe(PORTFOLIO[0], steps=steps)
+    search.probe(PORTFOLIO[0])
     assert search.seconds(PORTFOLIO[0], 200) == pytest.approx(SAFETY * (5.0 + 0.5 * 200 + 3.0 * EVALUATIONS))
+    again = Search(search.dataset, "", tmp_path, Clock(3600))
+    before = now
+    again.probe(PORTFOLIO[0])
+    assert now == before and again.overhead == search.overhead, "measured once"
 
 
 def test_folds_that_take_longer_than_was_measured_shorten_what_follows(tmp_path: Path) -> None:
-    from rcalign.data import loading
-
     data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
     search = Search(data, "", tmp_path, Clock(3600), seconds_per_step=0.02, overhead=0.5)
     fold = Fold(PORTFOLIO[0], "north", 100, "")
-    before = search._affordable(PORTFOLIO, 5000, 600.0)
+    before = search.affordable(PORTFOLIO, 5000, 600.0)
     search.learn_from(fold, 3 * (0.5 + 100 * 0.02))
     assert search.slowness == pytest.approx(3.0)
-    assert 0 < search._affordable(PORTFOLIO, 5000, 600.0) < before / 2
+    assert 0 < search.affordable(PORTFOLIO, 5000, 600.0) < before / 2
     for _ in range(2):  # folds that were faster promise nothing
         search.learn_from(fold, 0.1)
     assert search.slowness == 1.0
@@ -256,8 +270,6 @@ def test_the_recommendation_follows_the_classes() -> None:
 @pytest.mark.slow
 def test_processes_give_the_same_folds_and_stop_when_time_is_up(tmp_path: Path) -> None:
     """Two Ray workers, as a larger budget uses them: the same numbers as in this process; then no time at all."""
-    from rcalign.data import loading
-
     data = f"{table(tmp_path / 'p.csv', rows=30)}?label=ill&domain=hospital"
     dataset = loading.load(data)
     candidates = portfolio(domains=4, images=False, table=True)[:2]
@@ -266,8 +278,8 @@ def test_processes_give_the_same_folds_and_stop_when_time_is_up(tmp_path: Path) 
         out = tmp_path / f"workers{workers}"
         out.mkdir()
         search = Search(dataset, data, out, Clock(3600), workers=workers, seconds_per_step=0.01, overhead=0.1)
-        accuracies.append(search._round(candidates, 12, position=0).scores(dataset.domains))
+        accuracies.append(search.run_round(candidates, 12, position=0).scores(dataset.domains))
     assert accuracies[0] == accuracies[1] and len(accuracies[0]) == 2
     (tmp_path / "late").mkdir()
     late = Search(dataset, data, tmp_path / "late", Clock(0.0), workers=2, seconds_per_step=0.01, overhead=0.1)
-    assert len(late._round(candidates, 5000, position=0).complete(dataset.domains)) == 0
+    assert len(late.run_round(candidates, 5000, position=0).complete(dataset.domains)) == 0

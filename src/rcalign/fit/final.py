@@ -48,7 +48,7 @@ def length(folds: Sequence[Fold]) -> Length:
         every = evaluate_every(fold.steps)
         span = re.search(r"evaluations (\d+) to (\d+)", weights)
         if span:
-            spans.append(((int(span[1]) - 1) * every + 1, int(span[2]) * every))
+            spans.append(((int(span[1]) - 1) * every + 1, min(fold.steps, int(span[2]) * every)))
         elif "averaged" in weights:
             spans.append((1 + 3 * fold.steps // 4, fold.steps))
         best.append(fold.steps if result is None else result.best_step or fold.steps)

@@ -17,16 +17,21 @@ import torch
 
 from rcalign.data import loading
 from rcalign.data.source import Dataset
+from rcalign.data.splits import Splits
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import DivergedError, InputError
+from rcalign.evaluation.evaluate import logits_of
+from rcalign.extensions import import_modules
 from rcalign.files import write_whole
 from rcalign.fit.boosting import fit_trees
 from rcalign.fit.portfolio import Candidate
 from rcalign.store.names import file_name
 from rcalign.store.run_folder import RunFolder
-from rcalign.training.job import run_job
+from rcalign.training.callbacks import Callback
+from rcalign.training.job import Job, located, prepare_run
 from rcalign.training.loop import Interrupted
 from rcalign.training.options import TrainOptions
+from rcalign.training.run import complete
 from rcalign.training.run_data import LEFT_OUT_FILE
 from rcalign.training.trained import load_trained
 
@@ -90,15 +95,21 @@ def load_once(data: str, skip_bad: bool) -> Dataset:
     return loading.load(data, skip_bad=skip_bad)
 
 
-def run_fold(data: str | Dataset, fold: Fold) -> Outcome:
-    """Trains a fold, goes on with it, or finds it finished. What went wrong is returned, not raised."""
+def run_fold(data: str | Dataset, fold: Fold, callbacks: Sequence[Callback] = ()) -> Outcome:
+    """Trains a fold, goes on with it, or finds it finished. What went wrong is returned, not raised.
+
+    callbacks: follow the training of a network.
+    """
     begun = time.monotonic()
     try:
         known = read_outcome(fold)
         if known is not None:
             return known
         dataset = load_once(data, bool(fold.settings.get("skip_bad"))) if isinstance(data, str) else data
-        logits, rows = _network(data, dataset, fold) if fold.candidate.network else _boosting(dataset, fold)
+        if fold.candidate.network:
+            logits, rows = _network(data, dataset, fold, callbacks)
+        else:
+            logits, rows = _boosting(dataset, fold)
     except (Interrupted, KeyboardInterrupt):
         return Outcome("interrupted")
     except (InputError, DivergedError) as error:
@@ -158,16 +169,30 @@ def rows_left_out(dataset: Dataset, domain: str, seed: int) -> np.ndarray:
     return free if len(free) == len(alone) else make_splits(dataset, "lodo", [domain], seed).test[domain]
 
 
-def _network(data: str | Dataset, dataset: Dataset, fold: Fold) -> tuple[np.ndarray, np.ndarray]:
+def prepare_fold(dataset: Dataset, fold: Fold, data: str | None = None) -> Job:
+    """What the training run of a fold needs. The domain left out is predicted once, at the end, not while it trains."""
+    import_modules(fold.options.imports)
+    splits = make_splits(dataset, "lodo", [fold.domain], fold.seed)
+    val = {name: rows for name, rows in splits.val.items() if name in splits.train}
+    return prepare_run(fold.options, dataset, data=data, splits=Splits(splits.train, val, {}))
+
+
+def _network(
+    data: str | Dataset, dataset: Dataset, fold: Fold, callbacks: Sequence[Callback]
+) -> tuple[np.ndarray, np.ndarray]:
     folder = RunFolder(fold.folder)
     if folder.path.exists() and not folder.config_file.exists():  # a kill before anything was trained
         for item in folder.path.iterdir():
             item.unlink()
-    resume = folder.config_file.exists()
-    run_job(dataset, fold.options, out=folder.path, resume=resume)
+    job = prepare_fold(dataset, fold, None if isinstance(data, Dataset) else located(data))
+    complete(job.task, job.config, folder, job.hparams, resume=folder.config_file.exists(), callbacks=callbacks)
     model = load_trained(folder.path, torch.device("cpu"))
     rows = rows_left_out(dataset, fold.domain, fold.seed)
-    logits = np.concatenate([model.logits(x).float().cpu().numpy() for x in model.inputs(dataset, rows)])
+    if model.frozen is None:
+        logits = logits_of(model.logits, model.inputs(dataset, rows), len(dataset.classes))
+    else:  # the features of all images are in the cache
+        features = (x.cpu() for x in job.task.inputs.batches(rows))
+        logits = logits_of(model.algorithm.predict, features, len(dataset.classes))
     for spent in (folder.state_file, folder.last_file):
         spent.unlink(missing_ok=True)
     return logits, rows

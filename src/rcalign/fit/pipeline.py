@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,18 +29,16 @@ from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_met
 from rcalign.fit.final import Length, calibrate, length, temperature_of, train_default, train_final
 from rcalign.fit.fit_page import render_page
 from rcalign.fit.folds import Fold, keep_left_out, left_out
+from rcalign.fit.leaders import fine_tune_leaders
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
-from rcalign.fit.search import Clock, Round, Search, candidate_json, interrupt_after, start_seconds, workers_for
-from rcalign.interrupts import asked_to_stop
+from rcalign.fit.search import Round, Search, candidate_json, start_seconds, workers_for
+from rcalign.fit.timing import Clock
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
-from rcalign.sweeps.progress import duration
 from rcalign.training.job import prepare_run
 from rcalign.training.options import TrainOptions
 
 SETS_FILE = "prediction-sets.json"
-FINE_TUNE_STEPS = 100  # fewer are not worth trying
-FINE_TUNE_FROM = 300.0  # seconds that must be left to find out what a step takes
 Say = Callable[[str], None]
 Show = Callable[[int, int, str], None]
 
@@ -71,6 +68,7 @@ class Fitted:
     budget: float
     seconds: float
     rounds: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    omitted: Sequence[str] = ()  # what the budget had no room for, in sentences
 
 
 def run_pipeline(
@@ -136,12 +134,9 @@ def run_pipeline(
         few = min(full, search.steps_left())
         return _default_only(dataset, data, out, seen, images, few, seed, settings, clock, say, progress)
     if images:
-        tuned = _fine_tuned(search, rounds[-1], say)
-        if tuned is not None:
+        for tuned in fine_tune_leaders(search, rounds[-1]):
             rounds.append(tuned)
             scores |= tuned.scores(dataset.domains)
-            if not tuned.complete(dataset.domains):
-                say("Fine-tuning did not come to its end within the budget: the same command goes on with it.")
     return _finish(dataset, data, out, seen, rounds, scores, search, clock, rule, seed, settings, say, progress)
 
 
@@ -168,30 +163,6 @@ def _frozen_features(dataset: Dataset, seed: int, settings: Mapping[str, Any], p
     options = TrainOptions(algorithm=PORTFOLIO[0].algorithm, freeze_backbone=True, seed=seed, steps=1, **settings)
     made = prepare_run(options, dataset, splits=make_splits(dataset, "all", (), seed), progress=progress)
     return np.asarray(made.task.inputs.content)
-
-
-def _fine_tuned(search: Search, last: Round, say: Say) -> Round | None:
-    """The two leaders again, training the backbone too, if the budget has room for enough steps."""
-    leaders = search._ranked(last)[:2]
-    tuned = [dataclasses.replace(c, name=f"{c.name}, fine-tuned", frozen=False) for c in leaders]
-    if not tuned or search.clock.left < FINE_TUNE_FROM:
-        return None
-    other = dataclasses.replace(search, seconds_per_step=0.0, overhead=0.0, ratios=[], out=search.out / "fine-tuned")
-    other.out.mkdir(exist_ok=True)
-    steps = 0
-    with contextlib.suppress(KeyboardInterrupt), asked_to_stop(), interrupt_after(search.clock.left / 5):
-        other.probe(tuned[0], steps=1)  # a step may take seconds here
-        start = search.start_seconds if search.workers > 1 else 0.0
-        steps = other._affordable(tuned, 1000, search.clock.left - start)
-    begun = other._remembered()
-    if begun and begun[0]["candidates"] == [c.name for c in tuned]:  # an earlier call did not come to the end of it
-        steps = begun[0]["steps"]
-    if steps < FINE_TUNE_STEPS:
-        needed = other.round_seconds(tuned, FINE_TUNE_STEPS) + other.final_seconds(FINE_TUNE_STEPS)
-        least = f": {FINE_TUNE_STEPS} steps would take {duration(needed)}" if other.seconds_per_step else ""
-        say(f"Fine-tuning the backbone does not fit into the budget{least}; the pretrained one's features are used.")
-        return None
-    return other._round(tuned, steps, position=0)
 
 
 def _finish(
@@ -249,7 +220,7 @@ def _finish(
         reason=choice.reason,
         choice=choice,
         expectation=expected,
-        table=_table(rounds, dataset.domains),
+        table=_table(rounds, dataset.domains, scores),
         boosting=boosting,
         temperature=temperature,
         calibration=errors,
@@ -262,6 +233,7 @@ def _finish(
         budget=clock.budget,
         seconds=clock.spent,
         rounds=[{"steps": r.steps, "methods": [c.name for c in r.candidates]} for r in rounds],
+        omitted=search.omitted,
     )
     _write(fitted)
     return fitted
@@ -341,8 +313,11 @@ def _set_sizes(sets: PredictionSets, probabilities: Mapping[str, np.ndarray]) ->
     }
 
 
-def _table(rounds: Sequence[Round], domains: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for each method, from the last round it was in, the best first."""
+def _table(rounds: Sequence[Round], domains: Sequence[str], choices: Container[str]) -> list[dict[str, Any]]:
+    """One row for each method, from the last round it was in, the best first.
+
+    choices: the methods that were chosen from; others are behind them.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for done in rounds:
         for candidate in done.candidates:
@@ -354,7 +329,7 @@ def _table(rounds: Sequence[Round], domains: Sequence[str]) -> list[dict[str, An
                 "method": candidate.name,
                 "network": candidate.network,
                 "steps": done.steps if candidate.network else None,
-                "last": done is rounds[-1] or len(rounds) == 1,
+                "last": candidate.name in choices,
                 "accuracy": accuracy,
                 "mean": float(np.mean(list(accuracy.values()))),
                 "worst": min(accuracy.values()),
@@ -434,6 +409,7 @@ def fit_summary(fitted: Fitted) -> dict[str, Any]:
         "notes": list(fitted.notes),
         "length": fitted.length,
         "rounds": list(fitted.rounds),
+        "omitted": list(fitted.omitted),
         "budget": fitted.budget,
         "seconds": round(fitted.seconds, 1),
     }

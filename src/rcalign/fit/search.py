@@ -11,8 +11,6 @@ import dataclasses
 import json
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,51 +22,21 @@ import numpy as np
 from rcalign.data.source import Dataset
 from rcalign.errors import InputError
 from rcalign.files import write_whole
-from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, folder_of, read_outcome, run_fold
+from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, evaluate_every, folder_of, read_outcome, run_fold
 from rcalign.fit.portfolio import Candidate
+from rcalign.fit.timing import Clock, StepTimes, at_once, fold_threads, interrupt_when, threads_of_fold
 from rcalign.interrupts import asked_to_stop
+from rcalign.store.run_folder import RunFolder
 from rcalign.sweeps.progress import duration
 
-PROBE_STEPS = 30
+PROBE_STEPS = 36
 FEWEST_STEPS = 40  # of a round: fewer say nothing
 SAFETY = 1.25  # how much longer than measured a fold may take
 RAY_START = 10.0  # seconds until Ray and its workers are there, at least
 WORTH = 6.0  # how many times as long as their start processes must be of use
 PAGE = 6.0  # seconds for what follows the last training
-
-
-class Clock:
-    """How much of the budget is left. budget: seconds. begun: the time.monotonic() from which it counts, or now."""
-
-    def __init__(self, budget: float, begun: float | None = None) -> None:
-        self.budget = budget
-        self._started = time.monotonic() if begun is None else begun
-
-    @property
-    def spent(self) -> float:
-        return time.monotonic() - self._started
-
-    @property
-    def left(self) -> float:
-        return self.budget - self.spent
-
-
-def seconds_of(text: str) -> float:
-    """A budget in seconds, from text such as "30m", "90s", "1.5h" or "0".
-
-    >>> seconds_of("30m"), seconds_of("90s"), seconds_of("1.5h"), seconds_of("0"), seconds_of("45")
-    (1800.0, 90.0, 5400.0, 0.0, 45.0)
-    """
-    plain = text.strip().lower()
-    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(plain[-1:])
-    number = plain[:-1] if unit is not None else plain
-    try:
-        value = float(number) * (unit or 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise InputError(f"the budget is '{text}', but a time such as 30m, 90s, 1h or 0 is expected.")
-    return value
+LOOK_EVERY = 2.0  # seconds between two looks at how far running folds are
+RECENT = 5  # folds that say how fast the machine is now
 
 
 @dataclass(frozen=True)
@@ -104,6 +72,7 @@ class Search:
     show: Callable[[int, int, str], None] = lambda done, planned, text: None
     rule: str = "mean"
     failed: dict[str, str] = field(default_factory=dict)
+    omitted: list[str] = field(default_factory=list)  # what the budget had no room for, in sentences
     seconds_per_step: float = 0.0
     overhead: float = 0.0
     start_seconds: float = RAY_START
@@ -115,76 +84,103 @@ class Search:
 
     # --- costs ---------------------------------------------------------------------------------------------------
 
-    def probe(self, candidate: Candidate, steps: int = PROBE_STEPS) -> None:
-        """Measures what a step and a fold take, once; a plan that was written before is kept."""
+    def probe(self, candidate: Candidate) -> None:
+        """Measures what a step and a fold take, once, with as many threads as a fold will have."""
+        if self.recall_costs(candidate):
+            return
+        with fold_threads(self.workers):
+            self._probed(candidate, EVALUATIONS)  # the first training in a process takes longer
+            seconds, per_step = self._probed(candidate, PROBE_STEPS)
+        self.seconds_per_step = max(1e-4, per_step)
+        self.overhead = max(0.05, seconds - PROBE_STEPS * self.seconds_per_step)
+        self.keep_costs(candidate)
+
+    def recall_costs(self, candidate: Candidate) -> bool:
+        """Takes over what an earlier call measured, if there is such."""
         file = self.out / "costs.json"
         known = json.loads(file.read_text()) if file.exists() else {}
-        if known.get("fingerprint") == self.dataset.fingerprint and known.get("frozen") == candidate.frozen:
-            self.seconds_per_step, self.overhead = known["seconds_per_step"], known["overhead"]
-            return
-        few = steps < EVALUATIONS  # then an evaluation would be taken for part of each step: it is measured apart
-        first, second = (self._probed(candidate, n, 1 if few else EVALUATIONS) for n in (steps, 3 * steps))
-        self.seconds_per_step = max(1e-4, (second - first) / (2 * steps))
-        self.overhead = max(0.05, first - steps * self.seconds_per_step)
-        if few:
-            third = self._probed(candidate, 3 * steps, 3)
-            self.overhead += (EVALUATIONS - 1) * max(0.0, (third - second) / 2)
-        plan = {
+        if any(known.get(name) != value for name, value in self._measured_for(candidate).items()):
+            return False
+        self.seconds_per_step, self.overhead = known["seconds_per_step"], known["overhead"]
+        return True
+
+    def keep_costs(self, candidate: Candidate) -> None:
+        """Writes what was measured beside the folds."""
+        costs = {"seconds_per_step": self.seconds_per_step, "overhead": self.overhead}
+        write_whole(self.out / "costs.json", json.dumps(self._measured_for(candidate) | costs).encode())
+
+    def _measured_for(self, candidate: Candidate) -> dict[str, Any]:
+        return {
             "fingerprint": self.dataset.fingerprint,
             "frozen": candidate.frozen,
-            "seconds_per_step": self.seconds_per_step,
-            "overhead": self.overhead,
+            "threads": threads_of_fold(self.workers),
         }
-        write_whole(file, json.dumps(plan).encode())
 
-    def _probed(self, candidate: Candidate, steps: int, evaluations: int) -> float:
-        """Seconds that a short fold takes."""
-        folder = self.out / "folds" / f".probe-{steps}-{evaluations}-{candidate.frozen}"
-        fold = Fold(candidate, self.domains[0], steps, str(folder), self.seed, self.settings, evaluations)
+    def _probed(self, candidate: Candidate, steps: int) -> tuple[float, float]:
+        """Seconds that a short fold takes, and one of its steps."""
+        folder = self.out / "folds" / f".probe-{steps}-{candidate.frozen}"
+        fold = Fold(candidate, self.domains[0], steps, str(folder), self.seed, self.settings)
+        times = StepTimes()
         begun = time.monotonic()
-        outcome = run_fold(self.dataset, fold)
+        outcome = run_fold(self.dataset, fold, [times])
         if outcome.end == "interrupted":
             raise KeyboardInterrupt
         if outcome.end == "failed":
             raise InputError(outcome.error)
-        return time.monotonic() - begun
+        seconds = time.monotonic() - begun
+        return seconds, times.median if times.seconds else seconds / steps
 
     @property
     def slowness(self) -> float:
         """How much longer folds take than was measured first, as when other programs need the machine; at least 1."""
-        return max(1.0, float(np.median(self.ratios))) if self.ratios else 1.0
+        return max(1.0, float(np.median(self.ratios[-RECENT:]))) if self.ratios else 1.0
 
     def learn_from(self, fold: Fold, seconds: float) -> None:
         """Takes what a fold has taken into account for what follows."""
         if fold.candidate.network and self.seconds_per_step > 0:
-            self.ratios.append(seconds / (self.overhead + fold.steps * self.seconds_per_step * fold.candidate.cost))
+            self.ratios.append(seconds / self.expected_seconds(fold.candidate, fold.steps))
+
+    def expected_seconds(self, candidate: Candidate, steps: int) -> float:
+        """The seconds that a fold of a network takes on a machine as it was when it was measured."""
+        return self.overhead + steps * self.seconds_per_step * candidate.cost
 
     def seconds(self, candidate: Candidate, steps: int) -> float:
         """The seconds that a fold of a candidate may take."""
         if not candidate.network:
             return SAFETY * (2.0 + len(self.dataset) / 5000)
-        return SAFETY * self.slowness * (self.overhead + steps * self.seconds_per_step * candidate.cost)
+        return SAFETY * self.slowness * self.expected_seconds(candidate, steps)
 
     def round_seconds(self, candidates: Sequence[Candidate], steps: int) -> float:
         """The seconds that a round may take, on all workers."""
-        return sum(self.seconds(c, steps) for c in candidates) * len(self.domains) / self.workers
+        return at_once([self.seconds(c, steps) for c in candidates for _ in self.domains], self.workers)
 
-    def final_seconds(self, steps: int) -> float:
+    def final_seconds(self, steps: int, slowness: float | None = None) -> float:
         """The seconds that the final model may take: all domains, more rows, the slowest candidate."""
         more = len(self.domains) / max(1, len(self.domains) - 1)
-        return SAFETY * self.slowness * (self.overhead + 1.3 * more * steps * self.seconds_per_step) + PAGE
+        slow = self.slowness if slowness is None else slowness
+        return SAFETY * slow * (self.overhead + 1.3 * more * steps * self.seconds_per_step) + PAGE
 
     def steps_left(self) -> int:
         """The steps that one training may have in what is left of the budget, at least a few."""
         left = self.clock.left - PAGE - SAFETY * self.slowness * self.overhead
         return max(FEWEST_STEPS, int(left / (SAFETY * self.slowness * 1.3 * self.seconds_per_step)))
 
+    @property
+    def available(self) -> float:
+        """The seconds that are left once the workers are there."""
+        return self.clock.left - (self.start_seconds if self.workers > 1 else 0.0)
+
+    def omit(self, sentence: str) -> None:
+        """Says, now and on the page, what the budget has no room for."""
+        self.omitted.append(sentence)
+        self.say(sentence)
+
     # --- rounds --------------------------------------------------------------------------------------------------
 
     def run(self, candidates: Sequence[Candidate], full_steps: int) -> list[Round]:
         """All rounds, the last one being what is chosen from."""
-        remembered = self._remembered()
-        available = self.clock.left - (self.start_seconds if self.workers > 1 else 0)
+        remembered = self.remembered()
+        available = self.available
         steps, chosen = full_steps, list(candidates)
         if remembered:
             steps = remembered[0]["steps"]
@@ -198,24 +194,23 @@ class Search:
             return []
         if len(chosen) < len(candidates):
             left = ", ".join(c.name for c in candidates if c not in chosen)
-            self.say(f"The budget has no room for: {left}.")
-        first = self._round(chosen, steps, position=0)
+            self.omit(f"The budget has no room for: {left}.")
+        first = self.run_round(chosen, steps, position=0)
         rounds = [first]
         if steps >= full_steps or self.clock.left <= self.final_seconds(steps):
             return rounds
-        ranked = self._ranked(first)
+        ranked = self.ranked(first)
         if len(ranked) < 2:
             return rounds
-        available = self.clock.left - (self.start_seconds if self.workers > 1 else 0)
         keep = ranked[: max(2, math.ceil(len(ranked) / 3))]
         boosting = [c for c in chosen if not c.network]
-        more = self._affordable(keep, full_steps, available)
+        more = self.affordable(keep, full_steps, self.available)
         if len(remembered) > 1:
             more = remembered[1]["steps"]
             keep = [c for c in chosen if c.name in remembered[1]["candidates"] and c.network]
         if more >= 1.5 * steps:
             self.say(f"Going on with {' and '.join(c.name for c in keep)} for {more} steps.")
-            second = self._round([*keep, *boosting], more, position=1)
+            second = self.run_round([*keep, *boosting], more, position=1)
             if len(second.complete(self.domains)) > len(boosting):
                 rounds.append(second)
         return rounds
@@ -230,13 +225,13 @@ class Search:
         if not chosen:
             return 0, []
         share = 1.0 if len(chosen) < 3 else 0.55
-        return max(FEWEST_STEPS, self._affordable(chosen, full_steps, share * available)), chosen
+        return max(FEWEST_STEPS, self.affordable(chosen, full_steps, share * available)), chosen
 
     def _fits(self, candidates: Sequence[Candidate], steps: int, available: float) -> bool:
         """Whether a round and the final model after it fit into a time."""
         return self.round_seconds(candidates, steps) + self.final_seconds(steps) <= available
 
-    def _affordable(self, candidates: Sequence[Candidate], most: int, available: float) -> int:
+    def affordable(self, candidates: Sequence[Candidate], most: int, available: float) -> int:
         """The steps that candidates may have in a time, in which the final model is trained as well."""
         low, high = 0, most
         while low < high:
@@ -247,20 +242,30 @@ class Search:
                 high = middle - 1
         return low
 
-    def _ranked(self, done: Round) -> list[Candidate]:
+    def ranked(self, done: Round) -> list[Candidate]:
+        """The networks that have a result on every domain, the best first."""
         scores = done.scores(self.domains)
         value = np.mean if self.rule == "mean" else np.min
         names = sorted(scores, key=lambda name: -float(value(scores[name])))
         by_name = {c.name: c for c in done.candidates}
         return [by_name[name] for name in names if by_name[name].network]
 
-    def _round(self, candidates: Sequence[Candidate], steps: int, position: int) -> Round:
-        self._remember(position, candidates, steps)
-        folds = {
+    def folds(self, candidates: Sequence[Candidate], steps: int) -> dict[tuple[str, str], Fold]:
+        """The folds of a round, by candidate and domain."""
+        return {
             (c.name, d): Fold(c, d, steps, folder_of(self.out, c, d, k, steps), self.seed, self.settings)
             for c in candidates
             for k, d in enumerate(self.domains)
         }
+
+    def run_round(self, candidates: Sequence[Candidate], steps: int, position: int, whole: bool = False) -> Round:
+        """Trains the folds of some candidates, as far as the budget allows.
+
+        whole: a part of the folds is of no use. Then the round ends as soon as it is clear that the time will not
+        suffice for all of them.
+        """
+        self._remember(position, candidates, steps)
+        folds = self.folds(candidates, steps)
         outcomes: dict[str, dict[str, Outcome]] = {c.name: {} for c in candidates}
         todo = []
         for (name, domain), fold in folds.items():
@@ -273,19 +278,24 @@ class Search:
         if todo:
             kept = len(folds) - len(todo)
             found = f" ({kept} of them done before)" if kept else ""
+            what = f"{len(candidates)} methods" if len(candidates) > 1 else candidates[0].name
             self.say(
-                f"Comparing {len(candidates)} methods, {steps} steps each, leaving out each of {len(self.domains)} "
-                f"domains: {len(folds)} trainings{found}."
+                f"Comparing {what}, {steps} steps{' each' if len(candidates) > 1 else ''}, leaving out each of "
+                f"{len(self.domains)} domains: {len(folds)} trainings{found}."
             )
-            self._train(todo, done)
+            self._train(todo, done, whole)
         return done
 
-    def _train(self, folds: Sequence[Fold], done: Round) -> None:
+    def _train(self, folds: Sequence[Fold], done: Round, whole: bool) -> None:
         total = len(folds)
         count = 0
+        over = False
+        pace = Pace(self, folds) if whole else None
 
         def out_of_time() -> bool:
-            return self.clock.left <= self.final_seconds(done.steps)
+            nonlocal over
+            over = over or self.clock.left <= self.final_seconds(done.steps) or (pace is not None and pace.too_slow())
+            return over
 
         def ended(position: int, outcome: Outcome | None) -> None:
             nonlocal count
@@ -311,7 +321,7 @@ class Search:
 
             run_tasks(run_fold, [(self.data, fold) for fold in folds], self.workers, ended, out_of_time)
             return
-        with asked_to_stop() as stopped, interrupt_after(self.clock.left - self.final_seconds(done.steps)):
+        with asked_to_stop() as stopped, interrupt_when(out_of_time):
             for position, fold in enumerate(folds):
                 if fold.candidate.name in self.failed:
                     continue
@@ -336,13 +346,14 @@ class Search:
 
     # --- the plan ------------------------------------------------------------------------------------------------
 
-    def _remembered(self) -> list[dict[str, Any]]:
+    def remembered(self) -> list[dict[str, Any]]:
+        """The rounds of earlier calls: their steps and the names of their candidates."""
         file = self.out / "rounds.json"
         known = json.loads(file.read_text()) if file.exists() else {}
         return list(known["rounds"]) if known.get("fingerprint") == self.dataset.fingerprint else []
 
     def _remember(self, position: int, candidates: Sequence[Candidate], steps: int) -> None:
-        rounds = self._remembered()[:position]
+        rounds = self.remembered()[:position]
         rounds.append({"steps": steps, "candidates": [c.name for c in candidates]})
         text = json.dumps({"fingerprint": self.dataset.fingerprint, "rounds": rounds})
         write_whole(self.out / "rounds.json", text.encode())
@@ -359,22 +370,46 @@ def workers_for(left: float, start: float) -> int:
     return 1 if left < WORTH * start else cores
 
 
-class interrupt_after:
-    """Asks this process to stop after some seconds, as Ctrl-C would; only where signals arrive (the main thread)."""
+class Pace:
+    """How fast the folds of a round are, from the evaluations that they write while they train."""
 
-    def __init__(self, seconds: float) -> None:
-        self._timer: threading.Timer | None = None
-        if threading.current_thread() is threading.main_thread() and math.isfinite(seconds):
-            self._timer = threading.Timer(max(0.0, seconds), signal.raise_signal, [signal.SIGINT])
-            self._timer.daemon = True
+    def __init__(self, search: Search, folds: Sequence[Fold]) -> None:
+        self._search, self._folds = search, folds
+        self._begun, self._looked = time.time(), time.monotonic()
+        self._first: dict[str, tuple[float, int]] = {}  # folder -> when its first evaluation was written, which step
 
-    def __enter__(self) -> None:
-        if self._timer is not None:
-            self._timer.start()
+    def too_slow(self) -> bool:
+        """Whether what is left of the budget will not suffice for all folds and the final model."""
+        if time.monotonic() < self._looked + LOOK_EVERY:
+            return False
+        self._looked = time.monotonic()
+        search, steps = self._search, self._folds[0].steps
+        slow, left = search.slowness, []
+        for fold in self._folds:
+            if read_outcome(fold) is None:
+                expected = search.expected_seconds(fold.candidate, steps)
+                step, per_step = self._seen(fold)
+                left.append(expected * (1 - step / steps))
+                slow = max(slow, per_step * steps / expected)
+        late = at_once([slow * seconds for seconds in left], search.workers)
+        if late <= search.clock.left - search.final_seconds(steps, slow):
+            return False
+        search.ratios = [slow]  # what is planned next goes by it
+        return True
 
-    def __exit__(self, *exception: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def _seen(self, fold: Fold) -> tuple[int, float]:
+        """The steps that a fold has, and what one takes at least, in seconds, its share of the evaluations included."""
+        folder = RunFolder(fold.folder)
+        records = folder.records()
+        step = records[-1].step if records else 0
+        latest = folder.records_file if records else folder.config_file
+        written = latest.stat().st_mtime if latest.exists() else 0.0
+        if written < self._begun:  # not begun, or by an earlier call
+            return step, 0.0
+        begun, first = self._first.setdefault(fold.folder, (written, step))
+        so_far = (written - begun) / (step - first) if step > first else 0.0
+        since = (time.time() - written) / evaluate_every(fold.steps) if step < fold.steps else 0.0
+        return step, max(so_far, since)  # the next evaluation is still to come
 
 
 def candidate_json(candidate: Candidate) -> dict[str, Any]:
