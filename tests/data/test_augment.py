@@ -32,8 +32,8 @@ def planes(x: torch.Tensor) -> torch.Tensor:
 
 
 def work_for(x: torch.Tensor) -> torch.Tensor:
-    """Working planes with the worst content they could have."""
-    return torch.full((augment.WORK, len(x), *x.shape[2:]), torch.nan)
+    """Working planes with the worst content they could have, for images (3, n, h, w)."""
+    return torch.full((augment.WORK, *x.shape[1:]), torch.nan)
 
 
 # --- single operations -------------------------------------------------------------------------------------------
@@ -50,10 +50,10 @@ def work_for(x: torch.Tensor) -> torch.Tensor:
 )
 def test_colours_agree_with_torchvision(name, factors):
     x = planes(images(len(factors)))
-    ours = x * 255
-    augment.OPERATIONS[name](ours, torch.tensor(factors), work_for(x))
+    ours = (x * 255).transpose(0, 1).contiguous()
+    augment.OPERATIONS[name](ours, torch.tensor(factors), work_for(ours))
     ours /= 255
-    for image, got, factor in zip(x, ours, factors, strict=True):
+    for image, got, factor in zip(x, ours.unbind(1), factors, strict=True):
         for functional in (reference, reference_v2):
             want = getattr(functional, f"adjust_{name}")(image, factor)
             torch.testing.assert_close(got, want, atol=3e-6, rtol=0)
@@ -61,7 +61,8 @@ def test_colours_agree_with_torchvision(name, factors):
 
 def test_grey_agrees_with_torchvision():
     x = planes(images())
-    torch.testing.assert_close(augment.luma(x, work_for(x)), reference.rgb_to_grayscale(x), atol=1e-6, rtol=0)
+    grey = augment.luma(x.transpose(0, 1), torch.full((len(x), *x.shape[2:]), torch.nan))
+    torch.testing.assert_close(grey[:, None], reference.rgb_to_grayscale(x), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("size", [12, 24, 37])
@@ -69,7 +70,7 @@ def test_crops_agree_with_torchvision(size):
     x = images(5, 24, 30)
     boxes = np.array([[0, 0, 24, 30], [2, 3, 20, 24], [5, 0, 12, 12], [23, 29, 1, 1], [1, 6, 22, 7]])
     flipped = np.array([False, True, False, True, True])
-    ours = augment.crop_resize(x, boxes, flipped, out=torch.empty(5, 3, size, size))
+    ours = augment.crop_resize(x, boxes, flipped, out=torch.empty(3, 5, size, size)).transpose(0, 1)
     for got, image, box, flip in zip(ours, x, boxes.tolist(), flipped, strict=True):
         want = reference_v2.resized_crop(image.permute(2, 0, 1), *box, [size, size], antialias=True)
         want = reference_v2.horizontal_flip(want) if flip else want
@@ -99,8 +100,8 @@ def test_the_whole_pipeline_is_its_operations_in_order():
     draws = augmentation.draw(6, 20, 20, np.random.default_rng(3))
     assert 0 < draws.grey.sum() < 6 and len(draws.order) == 4
     got = augmentation.train(x, np.random.default_rng(3))
-    crops = augment.crop_resize(x, draws.boxes, draws.flipped, out=torch.empty(6, 3, 16, 16)) / 255
-    for i, image in enumerate(crops):
+    crops = augment.crop_resize(x, draws.boxes, draws.flipped, out=torch.empty(3, 6, 16, 16)) / 255
+    for i, image in enumerate(crops.unbind(1)):
         for name in draws.order:
             image = getattr(reference, f"adjust_{name}")(image, float(draws.factors[name][i]))
         if draws.grey[i]:

@@ -21,8 +21,8 @@ from rcalign.data.picture_input import normalisation, to_input
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green, blue
-BLOCK_PIXELS = 100_000
-WORK = 8  # working planes that the colour operations need
+BLOCK_PIXELS = 200_000
+WORK = 4  # working planes that the colour operations need
 ATTEMPTS = 10  # torchvision's tries to fit a crop before it takes the middle
 
 
@@ -64,8 +64,7 @@ class Augmentation:
             draws = draws.of_rows(rows)
         if out is None:
             out = torch.empty(len(x), self.size, self.size, 3, device=x.device)
-        out = out.permute(0, 3, 1, 2)
-        scale, shift = (values.view(3, 1, 1) for values in normalisation(self.mean, self.std, x.device))
+        scale, shift = (values.view(3, 1, 1, 1) for values in normalisation(self.mean, self.std, x.device))
         factors = {name: torch.from_numpy(draws.factors[name]).to(x.device) for name in draws.order}
         # on a CPU the planes of a few images stay in its cache while all operations pass over them
         step = max(1, round(BLOCK_PIXELS / self.size**2)) if x.device.type == "cpu" else len(x)
@@ -76,9 +75,9 @@ class Augmentation:
             for name in draws.order:
                 OPERATIONS[name](planes, factors[name][block], work)
             for i in np.flatnonzero(draws.grey[block]).tolist():
-                planes[i] = luma(planes[i : i + 1], work[:, :1])[0]
-            out[block] = planes.mul_(scale).add_(shift)
-        return out
+                planes[:, i] = luma(planes[:, i], work[0, i])
+            _interleave(planes.mul_(scale).add_(shift), out[block])
+        return out.permute(0, 3, 1, 2)
 
     def evaluate(self, x: Tensor) -> Tensor:
         """Resized to size x size if need be, then normalised. Nothing is random."""
@@ -126,7 +125,7 @@ _memory = _Memory()
 
 
 def _workspace(n: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, size, size) and working planes (WORK, n, size, size) with undefined content."""
+    """Colour planes of n images (3, n, size, size) and working planes (WORK, n, size, size) with undefined content."""
     plane = n * size * size
     if device.type != "cpu":
         values = torch.empty((3 + WORK) * plane, device=device)
@@ -134,8 +133,17 @@ def _workspace(n: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]
         if len(_memory.work) < (3 + WORK) * plane:
             _memory.work = np.empty((3 + WORK) * plane, np.float32)
         values = torch.from_numpy(_memory.work)
-    images, work = values[: 3 * plane], values[3 * plane : (3 + WORK) * plane]
-    return images.view(n, 3, size, size), work.view(WORK, n, size, size)
+    planes = values[: (3 + WORK) * plane].view(3 + WORK, n, size, size)
+    return planes[:3], planes[3:]
+
+
+def _interleave(planes: Tensor, out: Tensor) -> None:
+    """Copies (3, n, h, w) to (n, h, w, 3)."""
+    if planes.device.type != "cpu":
+        out.copy_(planes.permute(1, 2, 3, 0))
+        return
+    for channel, plane in enumerate(planes.numpy()):  # numpy writes every third number in two thirds of torch's time
+        out.numpy()[..., channel] = plane
 
 
 def random_boxes(
@@ -174,19 +182,22 @@ def _middle(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, i
 
 
 def crop_resize(x: Tensor, boxes: np.ndarray, flipped: np.ndarray, *, out: Tensor) -> Tensor:
-    """Crops resized (bilinear, antialiased) and mirrored: uint8 (n, h, w, 3) -> out, float32 (n, 3, s, s), 0 ... 255.
+    """Crops resized (bilinear, antialiased) and mirrored: uint8 (n, h, w, 3) -> out, float32 (3, n, s, s), 0 ... 255.
 
     On a CPU torch's uint8 kernel does one image after the other, which is fastest there; elsewhere the same filter is
     two matrix products over the whole batch. They differ by at most one grey level.
     """
     if x.device.type != "cpu":
-        return out.copy_(_resize_by_matrices(x, boxes, out.shape[-1], flipped))
+        return out.copy_(_resize_by_matrices(x, boxes, out.shape[-1], flipped).transpose(0, 1))
     images, size = x.permute(0, 3, 1, 2), out.shape[2:]
     for i, (top, left, height, width) in enumerate(boxes.tolist()):
         crop = images[i : i + 1, :, top : top + height, left : left + width]
         if crop.shape[2:] != size:
             crop = F.interpolate(crop, size, mode="bilinear", antialias=True)
-        out[i] = crop[0].flip(2) if flipped[i] else crop[0]
+        if flipped[i]:  # numpy reads backwards, torch would make a copy first
+            out.numpy()[:, i] = crop[0].numpy()[..., ::-1]
+        else:
+            out[:, i] = crop[0]
     return out
 
 
@@ -212,33 +223,33 @@ def _filter(start: Tensor, length: Tensor, size: int, full: int) -> Tensor:
     return weight / weight.sum(2, keepdim=True)
 
 
-# --- colours: float (n, 3, h, w) from 0 to 255, one factor for each image (n,), changed in place --------------------
-# Each is torchvision's function of that name. work: (WORK, n, h, w) planes to write intermediate values to.
+# --- colours: float planes (3, n, h, w) from 0 to 255, one factor for each image (n,), changed in place -------------
+# Each is torchvision's function of that name. work: (WORK, n, h, w) planes to write intermediate values to. What counts
+# is how often memory is passed over: a pass that writes where it reads takes a third of one from two planes to another.
 
 
-def luma(x: Tensor, work: Tensor) -> Tensor:
-    """Grey (n, 1, h, w), in the first working plane."""
-    grey = torch.mul(x[:, 0], LUMA[0], out=work[0])
-    return grey.add_(x[:, 1], alpha=LUMA[1]).add_(x[:, 2], alpha=LUMA[2])[:, None]
+def luma(x: Tensor, out: Tensor) -> Tensor:
+    """Grey of (3, ...), in ``out`` (...)."""
+    return torch.mul(x[0], LUMA[0], out=out).add_(x[1], alpha=LUMA[1]).add_(x[2], alpha=LUMA[2])
 
 
 def adjust_brightness(x: Tensor, factor: Tensor, work: Tensor) -> None:
     """factor * x, cut to the range."""
-    x.mul_(factor[:, None, None, None]).clamp_(0, 255)
+    x.mul_(factor[:, None, None]).clamp_(0, 255)
 
 
 def adjust_contrast(x: Tensor, factor: Tensor, work: Tensor) -> None:
     """factor * x + (1 - factor) * the mean grey of the image, cut to the range."""
     # two steps: the bits of a one-step mean could depend on the number of threads
-    red, green, blue = x.mean(3).mean(2).unbind(1)
-    mean = (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[:, None, None, None]
-    f = factor[:, None, None, None]
+    red, green, blue = x.mean(3).mean(2)
+    mean = (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[:, None, None]
+    f = factor[:, None, None]
     x.mul_(f).add_(mean * (1 - f)).clamp_(0, 255)
 
 
 def adjust_saturation(x: Tensor, factor: Tensor, work: Tensor) -> None:
     """factor * x + (1 - factor) * the grey of each pixel, cut to the range."""
-    torch.lerp(luma(x, work), x, factor[:, None, None, None], out=x).clamp_(0, 255)
+    torch.lerp(luma(x, work[0]), x, factor[:, None, None], out=x).clamp_(0, 255)
 
 
 def adjust_hue(x: Tensor, factor: Tensor, work: Tensor) -> None:
@@ -248,25 +259,29 @@ def adjust_hue(x: Tensor, factor: Tensor, work: Tensor) -> None:
 
         red = min + D u(H - 3),  green = V - D u(H - 2),  blue = V - D u(H - 4),  u(a) = clamp(|a| - 1, 0, 1).
 
-    The hue comes from sorting the channels by two exchanges, which count the sixth, without a branch.
+    The hue comes from sorting the channels by two exchanges, which count the sixth, without a branch. Planes that are
+    no longer needed take the next values.
     """
-    red, green, blue = x.unbind(1)
-    first, second, high, low, value, hue, least, chroma = work.unbind(0)
-    first.copy_(green).lt_(blue)  # 1 where exchanged, else 0
+    red, green, blue = x
+    first, high, value, chroma = work
+    torch.lt(green, blue, out=first)  # 1 where exchanged, else 0
     torch.maximum(green, blue, out=high)
-    torch.minimum(green, blue, out=low)
-    second.copy_(red).lt_(high)
+    low = torch.minimum(green, blue, out=green)
+    second = torch.lt(red, high, out=blue)
     torch.maximum(red, high, out=value)
-    torch.minimum(red, high, out=hue)  # the middle one, unless red is least
-    torch.minimum(hue, low, out=least)
+    hue = torch.minimum(red, high, out=red)  # the middle one, unless red is least
+    least = torch.minimum(hue, low, out=high)
     torch.sub(value, least, out=chroma)
-    hue.sub_(low).div_(torch.add(chroma, 1e-9, out=high))  # grey has hue 0
-    second.mul_(torch.mul(first, 12, out=low).sub_(2))
-    hue.add_(second).sub_(first, alpha=6).abs_().add_((6 * factor)[:, None, None])
+    hue.sub_(low).div_(torch.add(chroma, 1e-9, out=low))  # grey has hue 0
+    sixth = torch.mul(first, 12, out=low).sub_(2)
+    hue.addcmul_(second, sixth).sub_(first, alpha=6).abs_().add_((6 * factor)[:, None, None])
     hue.sub_(torch.mul(hue, 1 / 6, out=low).floor_(), alpha=6)
-    for channel, (start, sign, turn) in enumerate(((least, 1, 3), (value, -1, 2), (value, -1, 4))):
-        share = torch.sub(hue, turn, out=high).abs_().sub_(1).clamp_(0, 1)
-        torch.addcmul(start, chroma, share, value=sign, out=x[:, channel])
+    torch.sub(hue, 2, out=green)
+    torch.sub(hue, 4, out=blue)
+    hue.sub_(3)
+    x.abs_().sub_(1).clamp_(0, 1)
+    for channel, start, sign in ((red, least, 1), (green, value, -1), (blue, value, -1)):
+        torch.addcmul(start, chroma, channel, value=sign, out=channel)
 
 
 OPERATIONS = {

@@ -109,7 +109,8 @@ class ImageStore:
 
     def __init__(self, shards: Sequence[np.ndarray], size: int) -> None:
         self.size = size
-        self._shards = list(shards)  # each uint8 (rows, size, size, 3)
+        self._mapped = [shard._mmap for shard in shards if isinstance(shard, np.memmap)]
+        self._shards = [np.asarray(shard) for shard in shards]  # each uint8 (rows, size, size, 3); quicker to index
         self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
         self._touched = 0
 
@@ -122,9 +123,10 @@ class ImageStore:
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows from 0 to {len(self) - 1} exist, but {rows.min()} to {rows.max()} were asked for")
         out = np.empty((len(rows), self.size, self.size, 3), np.uint8)
-        shard = np.searchsorted(self._starts, rows, side="right") - 1
-        for i, (row, s) in enumerate(zip(rows, shard, strict=True)):
-            self._read(s, row - self._starts[s], out[i])
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        places = rows - self._starts[shards]
+        for image, shard, place in zip(out, shards.tolist(), places.tolist(), strict=True):
+            self._read(shard, place, image)
         self._release(out.nbytes)
         import torch  # here and not above: a list of data sets does without it
 
@@ -139,9 +141,8 @@ class ImageStore:
         self._touched += read
         if self._touched > MAPPED_BYTES:
             self._touched = 0
-            for shard in self._shards:
-                mapped = getattr(shard, "_mmap", None)
-                if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in self._mapped:
+                if hasattr(mmap, "MADV_DONTNEED"):
                     mapped.madvise(mmap.MADV_DONTNEED)
 
 
