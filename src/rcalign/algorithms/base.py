@@ -87,7 +87,23 @@ class Network(nn.Module):
         self.features = features
 
 
-class Algorithm(nn.Module):
+class Classifier(nn.Module):
+    """A network whose ``forward`` maps inputs (n, ...) to features (n, h) and logits (n, C)."""
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (n, C), in evaluation mode. Changes nothing."""
+        with evaluating(self):
+            return self(x)[1]
+
+    @torch.no_grad()
+    def embed(self, x: Tensor) -> Tensor:
+        """Features (n, h), in evaluation mode. Changes nothing."""
+        with evaluating(self):
+            return self(x)[0]
+
+
+class Algorithm(Classifier):
     """A model being trained on several source domains.
 
     spec: what is known of the data. network: featurizer and head, taken over and trained in place.
@@ -104,6 +120,7 @@ class Algorithm(nn.Module):
     name: ClassVar[str]
     traits: ClassVar[Traits] = Traits()
     Hparams: ClassVar[type[BaseHparams]] = BaseHparams
+    trains_batch_norm: ClassVar[bool] = False  # in a layer of its own, so that a batch needs two samples
     hparams: Any  # an instance of Hparams: each algorithm reads its own fields
     label_smoothing: float = 0.0  # an option of the run, not a hyperparameter: see ``cross_entropy``
 
@@ -261,7 +278,12 @@ class Algorithm(nn.Module):
         self.steps_done += 1
 
     def check_batch(self, batch: Batch) -> None:
-        """Raises an ``InputError`` unless every source domain is in the batch."""
+        """Raises an ``InputError`` unless every source domain is in the batch, and enough for a batch norm layer."""
+        if self.trains_batch_norm and len(batch) < 2:
+            raise InputError(
+                f"{self.name} trains a batch norm layer, which needs at least two samples, but the batch has "
+                f"{len(batch)}: raise batch_size."
+            )
         if len(batch.sizes) != self.spec.num_domains:
             raise InputError(
                 f"the batch has {len(batch.sizes)} domains, but there are {self.spec.num_domains} source domains."
@@ -281,19 +303,7 @@ class Algorithm(nn.Module):
         self.train()
         return batch
 
-    # --- what users call ---------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """Logits (n, C), in evaluation mode. Changes nothing."""
-        with evaluating(self):
-            return self(x)[1]
-
-    @torch.no_grad()
-    def embed(self, x: Tensor) -> Tensor:
-        """Features (n, h), in evaluation mode. Changes nothing."""
-        with evaluating(self):
-            return self(x)[0]
+    # --- what resuming a run needs ------------------------------------------------------------------------------
 
     def training_state(self) -> dict[str, Any]:
         """Everything that the next step depends on: nested dicts and lists of tensors, numbers and strings."""

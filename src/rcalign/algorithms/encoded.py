@@ -12,9 +12,7 @@ from typing import Annotated
 from torch import Tensor, nn
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.errors import InputError
 from rcalign.spaces import At, Field
-from rcalign.types import Batch
 
 DROPOUT = 0.25
 
@@ -27,6 +25,7 @@ class EncodedHparams(BaseHparams):
 
 class Encoded(Algorithm):
     Hparams = EncodedHparams
+    trains_batch_norm = True
     head_bias = True
 
     def build(self) -> None:
@@ -44,11 +43,3 @@ class Encoded(Algorithm):
         """x (n, ...) -> encoded features (n, width)."""
         hidden = self.encode_norm(self.encode_in(super().features(x))).relu()
         return self.encode_out(self.dropped(hidden, DROPOUT) if self.training else hidden)
-
-    def check_batch(self, batch: Batch) -> None:
-        if len(batch) < 2:
-            raise InputError(
-                f"{self.name} trains a batch norm layer, which needs at least two samples, but the batch has "
-                f"{len(batch)}: raise batch_size."
-            )
-        super().check_batch(batch)

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from rcalign.algorithms.base import Algorithm, BaseHparams
-from rcalign.errors import InputError
 from rcalign.functional.partners import class_partners, partner_gaps
 from rcalign.registry import Traits, register
 from rcalign.spaces import At, Field
@@ -40,6 +39,8 @@ WIDEST = 2048  # hidden layers have twice the features' width up to here, and ne
     traits=Traits(erm_when=(("logit_weight", 0.0), ("feature_weight", 0.0))),
 )
 class SelfReg(Algorithm):
+    trains_batch_norm = True
+
     @dataclass(frozen=True, kw_only=True)
     class Hparams(BaseHparams):
         logit_weight: Annotated[float, Field("weight of the distances between logits", minimum=0)] = 1.0
@@ -63,14 +64,6 @@ class SelfReg(Algorithm):
             nn.BatchNorm1d(width),
         )
         self.project.requires_grad_(self.hparams.train_projection)
-
-    def check_batch(self, batch: Batch) -> None:
-        if len(batch) < 2:
-            raise InputError(
-                f"{self.name} trains a batch norm layer, which needs at least two samples, but the batch has "
-                f"{len(batch)}: raise batch_size."
-            )
-        super().check_batch(batch)
 
     def draw_share(self) -> float:
         """lam of a step."""
