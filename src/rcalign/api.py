@@ -31,13 +31,13 @@ from rcalign.extensions import import_modules
 from rcalign.files import check_output, format_by_ending, write_whole
 from rcalign.predictions import Predictions, write_csv
 from rcalign.store.names import file_name
-from rcalign.store.run_folder import RunFolder
+from rcalign.store.run_folder import RunFolder, read_config
 from rcalign.training import job
 from rcalign.training.callbacks import Callback
 from rcalign.training.evaluate_run import evaluate_run
 from rcalign.training.options import DEFAULT_ALGORITHM, checked_option, train_options
 from rcalign.training.run_data import LabelledOutputs, untrained_outputs
-from rcalign.training.trained import TrainedModel, load_trained
+from rcalign.training.trained import TrainedModel, load_trained, member_folders
 
 if TYPE_CHECKING:
     from rcalign.store.sweep_folder import SweepFolder
@@ -666,6 +666,7 @@ def export(
     findings = [(finding.title, finding.text) for finding in diagnose(run).advice] if diagnosis else []
     done = exports.export_model(model, format, file, exports.some_inputs(model))
     card = exports.card_file(file)
-    text = exports.model_card(model.config, RunFolder(run).result(), done, findings)
+    members = [read_config(member) for member in member_folders(run)]
+    text = exports.model_card(model.config, RunFolder(run).result(), done, findings, members=members)
     write_whole(card, text.encode(errors="backslashreplace"))
     return {**dataclasses.asdict(done), "file": str(file), "card": str(card), "notes": model.notes}

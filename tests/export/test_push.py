@@ -12,11 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 from loopback_hub import Hub, Repository, running_hub
 
 import rcalign
+from rcalign import api
+from rcalign.algorithms.base import seeded
+from rcalign.checkpoints import save_weights
 from rcalign.errors import InputError
 from rcalign.exports import model_hub
+from toy import dark_and_light
 
 pytest.importorskip("huggingface_hub", reason="the extra 'hub' is not installed")
 WORK = """
@@ -110,6 +115,59 @@ def test_what_is_published_predicts_the_same_elsewhere(hub: Hub, run: Path, tmp_
         assert "cannot be reached" in error and "\n" not in error
 
 
+@pytest.mark.slow
+def test_ensembles_soups_and_changes_of_low_rank_predict_the_same_elsewhere(
+    hub: Hub, run: Path, tmp_path: Path
+) -> None:
+    place, rows = tmp_path / "secret-place", run.parent / "rows.npz"
+    photos = dark_and_light(place / "photos", each=8, gap=60, width=160)
+    options: dict[str, Any] = {"steps": 4, "evaluate_every": 2, "hparams": {"batch_size": 4}}
+    rcalign.train(rows, "CORAL", ["2"], out=place / "other", **options)
+    rcalign.train(rows, "ERM", ["2"], out=place / "more", **options)
+    small = {"backbone": "test_vit", "weights": "none", "image_size": 32, **options}
+    rcalign.train(photos, "ERM", ["c"], out=place / "low-rank", lora=2, **small)
+    rcalign.train(photos, "ERM", ["c"], out=place / "trained", **small)
+    weights = save_backbone(place / "weights.safetensors")
+    rcalign.train(photos, "ERM", ["c"], out=place / "frozen", **{**small, "weights": weights}, freeze_backbone=True)
+    api.soup([run, place / "more"], out=place / "soup")
+    api.ensemble([run, place / "other"], out=place / "ensemble")
+    api.ensemble([place / "trained", place / "frozen"], out=place / "of photos")
+    subjects = {
+        "soup": run.parent / "new.npz",
+        "ensemble": run.parent / "new.npz",
+        "low-rank": photos / "c",
+        "of photos": photos / "c",
+    }
+    calls, own = [], []
+    for kind, new in subjects.items():
+        name = f"me/{kind.replace(' ', '-')}"
+        calls += [("writer", "push", (str(place / kind), name), {})]
+        calls += [("writer", "predict", (f"hf://{name}", [str(new)]), {"device": "cpu"})]
+        own.append(api.predict(place / kind, [new], device="cpu")["rows"])
+    found = call(hub.url, tmp_path / "cache", *calls)
+    for kind, expected, elsewhere in zip(subjects, own, found[1::2], strict=True):
+        assert elsewhere["rows"] == json.loads(json.dumps(expected)), kind
+    for name, repository in hub.repositories.items():
+        for file, content in repository.files.items():
+            assert b"secret-place" not in content, f"{file} of {name} has a path of this machine"
+    card = hub.repositories["me/ensemble"].files["README.md"].decode()
+    assert "# Ensemble of 2 models on rows" in card and "### Model 1" in card
+    assert {file for file in hub.repositories["me/of-photos"].files if "backbone" in file} == {
+        f"members/{k}/backbone.safetensors" for k in (0, 1) if is_frozen(place / "of photos" / "members" / str(k))
+    }
+
+
+def is_frozen(member: Path) -> bool:
+    return bool(json.loads((member / "config.json").read_text())["freeze_backbone"])
+
+
+def save_backbone(file: Path) -> Path:
+    """Weights of the network ``test_vit``, as somebody's own file has them."""
+    with seeded(3):
+        save_weights(file, timm.create_model("test_vit", num_classes=0).state_dict())
+    return file
+
+
 def test_a_dry_run_lists_the_files_and_asks_nobody(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_hub, "_client", lambda: pytest.fail("the client was asked for"))
     done = rcalign.push(run, "me/model", dry_run=True)
@@ -131,14 +189,17 @@ def test_what_cannot_be_published_is_said(run: Path, tmp_path: Path) -> None:
         rcalign.push(unfinished, "me/model")
 
 
+@pytest.mark.parametrize("place", ["", "members/1", "members/0/members/0"])
 def test_modules_that_a_stranger_names_are_not_imported(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """The download itself is in the tests above; here it is a folder that lies there already."""
     config = json.loads((run / "config.json").read_text())
-    for file in ("best.safetensors", "result.json"):
-        (tmp_path / file).write_bytes((run / file).read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "imports": ["this"]}))
+    for folder in {tmp_path, tmp_path / "members/0", tmp_path / place}:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in ("best.safetensors", "result.json", "config.json"):
+            (folder / file).write_bytes((run / file).read_bytes())
+    (tmp_path / place / "config.json").write_text(json.dumps({**config, "imports": ["this"]}))
 
     class Client:
         snapshot_download = staticmethod(lambda *words, **options: str(tmp_path))

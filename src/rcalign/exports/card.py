@@ -33,20 +33,25 @@ def model_card(
     exported: Exported | None = None,
     findings: Sequence[tuple[str, str]] = (),
     address: str | None = None,
+    members: Sequence[RunConfig] = (),
 ) -> str:
     """The card of a run. result: None for a run that is not finished. findings: (title, text) of a diagnosis.
 
-    address: where the model is published.
+    address: where the model is published. members: those of an ensemble.
     """
-    trees = config.algorithm == boosted_trees.ABOUT.name
-    entry = boosted_trees.ABOUT if trees else registry.get(config.algorithm)
     kind = "images" if config.image_size is not None else "arrays"
-    network = config.backbone or (DEFAULT_IMAGE_BACKBONE if kind == "images" else "a small network")
-    network = "none, decision trees" if trees else network
+    if members:
+        title = f"Ensemble of {len(members)} models"
+        listed = "; ".join(f"{member.algorithm}, network {_network(member)}" for member in members)
+        method = f"the mean of the probabilities of {len(members)} models ({listed})"
+    else:
+        entry = _entry(config)
+        title = config.algorithm
+        method = f"{entry.summary} ({entry.paper}). Network: {_network(config)}"
     parts = [
-        f"# {config.algorithm} on {_text(config.data)}",
+        f"# {title} on {_text(config.data)}",
         f"A classifier of {config.spec.num_classes} classes, trained on {config.spec.num_domains} domains, to be used "
-        f"on further ones. Method: {entry.summary} ({entry.paper}). Network: {network}"
+        f"on further ones. Method: {method}"
         + (f", images of {config.image_size} x {config.image_size}." if kind == "images" else "."),
     ]
     if exported is not None:
@@ -63,8 +68,23 @@ def model_card(
     if findings:
         parts += ["## Diagnosis", "\n".join(f"- **{_text(title)}** {_text(text)}" for title, text in findings)]
     parts += ["## Limits", "\n".join(f"- {line}" for line in _limits(config, result))]
-    parts += ["## How it was trained", *_training(config, result)]
+    parts.append("## How it was trained")
+    for k, member in enumerate(members):
+        parts += [f"### Model {k}", *_training(member, None)]
+    if not members:
+        parts += _training(config, result)
     return "\n\n".join(parts) + "\n"
+
+
+def _entry(config: RunConfig) -> registry.Description:
+    return boosted_trees.ABOUT if config.algorithm == boosted_trees.ABOUT.name else registry.get(config.algorithm)
+
+
+def _network(config: RunConfig) -> str:
+    """What the network is called."""
+    if config.algorithm == boosted_trees.ABOUT.name:
+        return "none, decision trees"
+    return config.backbone or (DEFAULT_IMAGE_BACKBONE if config.image_size is not None else "a small network")
 
 
 def _use(exported: Exported) -> list[str]:

@@ -18,13 +18,16 @@ from rcalign import __version__
 from rcalign.errors import InputError
 from rcalign.exports.card import model_card
 from rcalign.store.names import short_data_name
+from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
+from rcalign.training.trained import MEMBERS, member_folders
 
 PREFIX = "hf://"
 INSTALL = "pip install 'rcalign[hub]'"
 BACKBONE = "backbone.safetensors"  # the weights of a frozen network that came from a file
 SETS = "prediction-sets.json"  # of a model that 'fit' made
-FILES = ("config.json", "result.json", "best.safetensors", BACKBONE, SETS, "README.md")
+MODEL = ("config.json", "result.json", "best.safetensors", BACKBONE)  # of a run, and of every member of an ensemble
+FILES = (*MODEL, SETS, "README.md", *(f"{MEMBERS}/*/{file}" for file in MODEL))
 LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
 
 
@@ -66,12 +69,16 @@ def local_run(run: str | Path) -> Path:
         folder = Path(client.snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
     except Exception as error:  # the hub's client and what it uses raise many kinds
         raise _in_words(error, name, "read") from None
-    if not (folder / "config.json").is_file() or not (folder / "best.safetensors").is_file():
-        raise InputError(f"'{PREFIX}{name}' is no model of rcalign's: it has no config.json and best.safetensors.")
-    config = read_config(folder)
-    for module in config.imports:  # code that a stranger names is not run unasked
-        if module not in sys.modules:
-            raise InputError(f"'{PREFIX}{name}' needs the module '{module}': import it first, if you trust it.")
+    weights = (folder / "best.safetensors").is_file() or bool(member_folders(folder))
+    if not (folder / "config.json").is_file() or not weights:
+        raise InputError(
+            f"'{PREFIX}{name}' is no model of rcalign's (it has no config.json and best.safetensors): give one that "
+            "'rcalign push' published."
+        )
+    for config in (read_config(file.parent) for file in folder.rglob("config.json")):
+        for module in config.imports:  # code that a stranger names is not run unasked
+            if module not in sys.modules:
+                raise InputError(f"'{PREFIX}{name}' needs the module '{module}': import it first, if you trust it.")
     return folder
 
 
@@ -114,46 +121,62 @@ def published_files(run: str | Path, name: str) -> dict[str, bytes | Path]:
         raise InputError(
             f"the run '{run}' is not finished: go on with 'rcalign train ... --resume' before it is published."
         )
-    if not folder.best_file.is_file() and any(folder.path.glob("*/*/config.json")):
-        raise InputError(f"'{run}' is an ensemble, which is not published as one model: publish its members.")
-    if not folder.best_file.is_file():
+    members = member_folders(run)
+    if not folder.best_file.is_file() and not members:
         raise InputError(f"the run '{run}' kept no weights (`keep={config.keep}`): train it again with `keep=best`.")
-    public, backbone = _public(config)
+    public = _public(config)
+    inside = [_public(read_config(member)) for member in members]
     about = {
         "library_name": "rcalign",
         "tags": ["domain-generalization", "rcalign"],
         "pipeline_tag": "image-classification" if config.image_size is not None else "tabular-classification",
     }
     head = "".join(f"{key}: {json.dumps(value)}\n" for key, value in about.items())
-    card = f"---\n{head}---\n\n{model_card(public, result, address=PREFIX + name)}"
+    card = f"---\n{head}---\n\n{model_card(public, result, address=PREFIX + name, members=inside)}"
     files: dict[str, bytes | Path] = {
         "README.md": card.encode(errors="backslashreplace"),
-        "best.safetensors": folder.best_file,
-        "config.json": (json.dumps(dataclasses.asdict(public), indent=2) + "\n").encode(),
-        "result.json": (json.dumps({**result.to_json(), "data": public.data}, indent=2) + "\n").encode(),
+        **_model_files(folder, config, public, result),
     }
-    if backbone is not None:
-        files[BACKBONE] = backbone
+    for k, (member, own) in enumerate(zip(members, inside, strict=True)):
+        at = RunFolder(member)
+        copied = _model_files(at, read_config(member), own, at.result())
+        files |= {f"{MEMBERS}/{k}/{file}": content for file, content in copied.items()}
     if (folder.path / SETS).is_file():
         files[SETS] = folder.path / SETS
     return files
 
 
-def _public(config: RunConfig) -> tuple[RunConfig, Path | None]:
-    """The configuration without paths of this machine, and the file of a frozen network's weights, if it has one."""
+def _public(config: RunConfig) -> RunConfig:
+    """The configuration without paths of this machine."""
     changes: dict[str, Any] = {"data": short_data_name(config.data)}
-    backbone = None
     if config.weights not in (None, "none"):
-        changes["weights"] = Path(str(config.weights)).name
-        if config.freeze_backbone:
+        changes["weights"] = BACKBONE if config.freeze_backbone else Path(str(config.weights)).name
+    return dataclasses.replace(config, **changes)
+
+
+def _model_files(
+    folder: RunFolder, config: RunConfig, public: RunConfig, result: RunResult | None
+) -> dict[str, bytes | Path]:
+    """The files that predicting needs. An ensemble has no weights of its own, its members have them."""
+    files: dict[str, bytes | Path] = {
+        "config.json": (json.dumps(dataclasses.asdict(public), indent=2) + "\n").encode(),
+    }
+    if result is not None:
+        files["result.json"] = (json.dumps({**result.to_json(), "data": public.data}, indent=2) + "\n").encode()
+    if not folder.best_file.is_file():
+        return files
+    files["best.safetensors"] = folder.best_file
+    if public.weights == BACKBONE:
+        backbone = folder.path / BACKBONE  # of a run that was itself downloaded
+        if not backbone.is_file():
             backbone = Path(str(config.weights))
-            if backbone.suffix != ".safetensors" or not backbone.is_file():
-                raise InputError(
-                    f"the frozen network's weights '{backbone}' must be published too, but are not a .safetensors file "
-                    "that is here: train with such a file."
-                )
-            changes["weights"] = BACKBONE
-    return dataclasses.replace(config, **changes), backbone
+        if backbone.suffix != ".safetensors" or not backbone.is_file():
+            raise InputError(
+                f"the frozen network's weights '{backbone}' must be published too, but are not a .safetensors file "
+                "that is here: train with such a file."
+            )
+        files[BACKBONE] = backbone
+    return files
 
 
 def _client() -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rcalign import registry, spaces
-from rcalign.algorithms.base import Algorithm, Network, evaluating, seeded
+from rcalign.algorithms.base import Algorithm, Classifier, Network, seeded
 from rcalign.checkpoints import load_weights
 from rcalign.data.augment import Augmentation
 from rcalign.data.batches import evaluation_batches
@@ -38,7 +38,7 @@ from rcalign.types import DataSpec
 MEMBERS = "members"  # the folder of an ensemble's runs
 
 
-class Ensemble(nn.Module):
+class Ensemble(Classifier):
     """Several trained models as one, whose logits are the logarithm of the mean of their calibrated probabilities.
 
     Inputs (n, ...) are those of the first member; a member whose pixels have another mean and deviation gets them
@@ -62,18 +62,6 @@ class Ensemble(nn.Module):
         outputs = [network(x) for network in self.networks]
         logs = torch.stack([torch.log_softmax(logits, 1) for _, logits in outputs])
         return torch.cat([features for features, _ in outputs], 1), torch.logsumexp(logs, 0) - math.log(len(outputs))
-
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Tensor:
-        """Logits (n, C), in evaluation mode."""
-        with evaluating(self):
-            return self(x)[1]
-
-    @torch.no_grad()
-    def embed(self, x: Tensor) -> Tensor:
-        """Features (n, h), in evaluation mode."""
-        with evaluating(self):
-            return self(x)[0]
 
 
 class _Member(nn.Module):
@@ -221,9 +209,10 @@ def input_kind(config: RunConfig) -> str:
     return "rows" if config.table is None else "table"
 
 
-def _load_ensemble(folder: RunFolder, config: RunConfig, device: torch.device) -> TrainedModel:
-    places = sorted((folder.path / MEMBERS).iterdir(), key=lambda place: int(place.name))
-    return ensemble_of([load_trained(place, device) for place in places], config, folder.result())
+def member_folders(run: Path | str) -> list[Path]:
+    """The run folders of an ensemble's members, in order; none for any other run."""
+    folders = [place for place in (Path(run) / MEMBERS).glob("*") if place.name.isdecimal()]
+    return sorted(folders, key=lambda place: int(place.name))
 
 
 def ensemble_of(members: Sequence[TrainedModel], config: RunConfig, result: RunResult | None) -> TrainedModel:
@@ -246,8 +235,9 @@ def load_trained(run: Path | str, device: torch.device) -> TrainedModel:
     config = read_config(run)
     import_modules(config.imports)
     folder = RunFolder(run)
-    if (folder.path / MEMBERS).is_dir():
-        return _load_ensemble(folder, config, device)
+    members = member_folders(run)
+    if members:
+        return ensemble_of([load_trained(member, device) for member in members], config, folder.result())
     if not folder.best_file.exists() and config.keep == "none":
         raise InputError(f"the run '{run}' kept no weights (`keep=none`): train it again with `keep=best`.")
     if not folder.best_file.exists():
