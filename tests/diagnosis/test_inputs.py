@@ -60,7 +60,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "target_logits has 8 classes, but the head has 3",
     ),
     "a target named like a source": (good(target_features=np.zeros((5, 4)), target="domain 1"), "another name"),
-    "target labels alone": (good(target_labels=np.zeros(5, int)), "without target features"),
+    "target labels alone": (good(target_labels=np.zeros(5, int)), "without target_features"),
     "a temperature of zero": (good(temperature=0.0), "temperature is 0.0"),
     "an unknown support": (good(support="domain"), "unknown support mixture 'domain'"),
     "an unknown denominator": (good(denominator="all"), "unknown denominator 'all'"),

@@ -34,7 +34,7 @@ from rcalign.diagnosis.findings import (
     Target,
     Unusual,
 )
-from rcalign.diagnosis.inputs import Problem, Samples, checked_samples
+from rcalign.diagnosis.inputs import FeatureSet, Problem, Samples, checked_samples
 from rcalign.diagnosis.mixture import RULE, fit_mixture, verdict
 from rcalign.diagnosis.priors import estimate_priors
 from rcalign.diagnosis.shift import SUPPORTS, Split, split_gap, support_weights
@@ -110,20 +110,13 @@ def diagnose_features(
         raise InputError(f"exact_pairs is {exact_pairs}: expected at least 16.")
     if not 0 < confidence < 1 or replicates < 2:
         raise InputError(f"confidence {confidence} and {replicates} replicates: expected 0 to 1, and two or more.")
-    problem = checked_samples(
-        features,
-        labels,
-        domains,
-        head_weight=head_weight,
-        head_bias=head_bias,
-        logits=logits,
-        class_names=class_names,
-        domain_names=domain_names,
-        target=target,
-        target_features=target_features,
-        target_labels=target_labels,
-        target_logits=target_logits,
-    )
+    own_target = None
+    if target_features is not None:
+        own_target = FeatureSet(target_features, target_labels, logits=target_logits)
+    elif target_labels is not None or target_logits is not None:
+        raise InputError("target_labels or target_logits were given without target_features: give those too.")
+    arrays = FeatureSet(features, labels, domains, logits, head_weight, head_bias, class_names, domain_names)
+    problem = checked_samples(arrays, target, own_target)
     count = len(problem.classes)
     lipschitz = logit_lipschitz(count) if problem.head is None else head_lipschitz(problem.head)
     cases = _cases(problem, support)

@@ -21,16 +21,17 @@ HEAD_TOLERANCE = 1e-3  # logits may come from a network in half precision
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """The arrays of one file, as they are. Only ``features`` must be there; an unlabelled target has no ``labels``."""
+    """Arrays as a user gave them, or as a file has them. Only ``features`` must be there; an unlabelled target has no
+    ``labels``."""
 
-    features: Array
-    labels: Array | None = None
-    domains: Array | None = None
-    logits: Array | None = None
-    head_weight: Array | None = None
-    head_bias: Array | None = None
-    class_names: tuple[str, ...] | None = None
-    domain_names: tuple[str, ...] | None = None
+    features: ArrayLike
+    labels: ArrayLike | None = None
+    domains: ArrayLike | None = None
+    logits: ArrayLike | None = None
+    head_weight: ArrayLike | None = None
+    head_bias: ArrayLike | None = None
+    class_names: Sequence[str] | None = None
+    domain_names: Sequence[str] | None = None
 
 
 def load_features(path: str | Path) -> FeatureSet:
@@ -93,49 +94,42 @@ class Problem:
         return self.target is not None and bool((self.target.labels >= 0).all())
 
 
-def checked_samples(
-    features: ArrayLike,
-    labels: ArrayLike,
-    domains: ArrayLike,
-    *,
-    head_weight: ArrayLike | None = None,
-    head_bias: ArrayLike | None = None,
-    logits: ArrayLike | None = None,
-    class_names: Sequence[str] | None = None,
-    domain_names: Sequence[str] | None = None,
-    target: str | None = None,
-    target_features: ArrayLike | None = None,
-    target_labels: ArrayLike | None = None,
-    target_logits: ArrayLike | None = None,
-) -> Problem:
-    """The arguments of ``diagnose_features`` as a Problem, or one InputError about the first thing that is wrong."""
-    for name, given in (("features", features), ("labels", labels), ("domains", domains)):
-        if given is None:
+def checked_samples(given: FeatureSet, target: str | None, own_target: FeatureSet | None) -> Problem:
+    """What was given to ``diagnose_features`` as a Problem, or one InputError about the first thing that is wrong.
+
+    target: the name of a domain of the given ones, or the name to give to ``own_target``, samples of their own.
+    """
+    for name in ("features", "labels", "domains"):
+        if getattr(given, name) is None:
             raise InputError(
                 f"no {name} were given: a diagnosis needs features, labels and domains of the same samples."
             )
-    x = _matrix("features", features)
-    weight, bias = _head(head_weight, head_bias, x.shape[1])
-    scores = _scores("logits", logits, x, weight, bias)
+    assert given.labels is not None and given.domains is not None
+    x = _matrix("features", given.features)
+    weight, bias = _head(given.head_weight, given.head_bias, x.shape[1])
+    scores = _scores("logits", given.logits, x, weight, bias)
     width = scores.shape[1]
     if width < 2:
         raise InputError(f"the logits have {width} column: at least two classes are needed.")
-    classes = _names("class", class_names, width)
-    y = _positions("labels", labels, len(x), classes, class_names is not None)
-    names = tuple(str(name) for name in domain_names) if domain_names is not None else _found_names(domains)
+    classes = _names("class", given.class_names, width)
+    y = _positions("labels", given.labels, len(x), classes, given.class_names is not None)
+    if given.domain_names is not None:
+        names = tuple(str(name) for name in given.domain_names)
+    else:
+        names = _found_names(given.domains)
     if len(set(names)) < len(names):
         raise InputError("two domains have the same name: give each its own.")
-    d = _positions("domains", domains, len(x), names, True)
+    d = _positions("domains", given.domains, len(x), names, True)
 
     empty = tuple(name for k, name in enumerate(names) if not (d == k).any())
     names, d = tuple(name for name in names if name not in empty), np.unique(d, return_inverse=True)[1]
     everything = _canonical(Samples(x, scores, y, d.ravel()), weight, bias)
-    if target_features is not None:
+    if own_target is not None:
         if target in names:
             raise InputError(f"the target is called '{target}' like one of the domains: give it another name.")
         sources, aside, target_name = (
             everything,
-            _target(target_features, target_labels, target_logits, x.shape[1], classes, weight, bias, class_names),
+            _target(own_target, x.shape[1], classes, weight, bias, given.class_names is not None),
             target or "target",
         )
     elif target is not None:
@@ -147,14 +141,12 @@ def checked_samples(
         sources = replace(sources, domains=np.where(sources.domains > at, sources.domains - 1, sources.domains))
         names, target_name = names[:at] + names[at + 1 :], target
     else:
-        if target_labels is not None or target_logits is not None:
-            raise InputError("target labels or logits were given without target features: give those too.")
         sources, aside, target_name = everything, None, None
     if len(names) + (aside is not None) < 2:
         only = f"'{names[0]}'" if names else "none"
         raise InputError(f"there is one domain ({only}): a diagnosis compares domains, so at least two are needed.")
     notes = _notes(sources, classes, names)
-    if empty and domain_names is not None:
+    if empty and given.domain_names is not None:
         notes = (f"{_listed('domain', list(empty))} without samples: left out.", *notes)
     return Problem(sources, aside, weight, classes, names, target_name, notes)
 
@@ -274,26 +266,20 @@ def _positions(name: str, given: ArrayLike, count: int, names: tuple[str, ...], 
 
 
 def _target(
-    features: ArrayLike,
-    labels: ArrayLike | None,
-    logits: ArrayLike | None,
-    width: int,
-    classes: tuple[str, ...],
-    weight: Array | None,
-    bias: Array | None,
-    class_names: Sequence[str] | None,
+    given: FeatureSet, width: int, classes: tuple[str, ...], weight: Array | None, bias: Array | None, named: bool
 ) -> Samples:
-    x = _matrix("target_features", features)
+    """The samples of the target. named: the classes have names of the user's, so labels may be those."""
+    x = _matrix("target_features", given.features)
     if x.shape[1] != width:
         raise InputError(f"target_features has {x.shape[1]} columns, but the sources have {width}: use the same model.")
-    scores = _scores("target_logits", logits, x, weight, bias)
+    scores = _scores("target_logits", given.logits, x, weight, bias)
     if scores.shape[1] != len(classes):
         raise InputError(
             f"the target has {scores.shape[1]} classes, but the sources have {len(classes)}: use the same model."
         )
     y = np.full(len(x), -1, dtype=np.int64)
-    if labels is not None:
-        y = _positions("target_labels", labels, len(x), classes, class_names is not None)
+    if given.labels is not None:
+        y = _positions("target_labels", given.labels, len(x), classes, named)
     return _canonical(Samples(x, scores, y, np.zeros(len(x), dtype=np.int64)), weight, bias)
 
 
