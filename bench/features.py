@@ -2,6 +2,8 @@
 
 A step takes a few milliseconds there, so that whatever is done around the arithmetic shows. The bare loop draws rows,
 computes the same network, loss and gradient, and makes the same fused Adam step: nothing is checked, logged or saved.
+A second bare loop passes two thirds of the rows, looks ahead by their gradient, and passes the last third there: what
+any first-order meta step costs before a loss of its own, and so the least that RC-Align can take.
 What is compared is processor time of a whole turn of the loop, one thread, in turns.
 """
 
@@ -81,8 +83,8 @@ def in_our_loop(job: Job) -> float:
     return (clock.times[-1] - clock.times[WARM_UP]) / (len(clock.times) - 1 - WARM_UP)
 
 
-def in_a_bare_loop(job: Job) -> float:
-    """Seconds of one step of ERM's arithmetic."""
+def in_a_bare_loop(job: Job, ahead: bool = False) -> float:
+    """Seconds of one step of ERM's arithmetic; ahead: of a first-order step that holds out the last domain's rows."""
     task = job.task
     content, y = task.inputs.content, torch.from_numpy(task.dataset.y)
     assert isinstance(content, np.ndarray)
@@ -94,7 +96,18 @@ def in_a_bare_loop(job: Job) -> float:
         rows = torch.cat([pool[torch.randint(len(pool), (BATCH,))] for pool in pools])
         x = torch.from_numpy(content[rows.numpy()])
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(network(x), y[rows]).backward()
+        if ahead:
+            F.cross_entropy(network(x[:-BATCH]), y[rows[:-BATCH]]).backward()
+            named = dict(network.named_parameters())
+            gradients = [p.grad for p in named.values()]
+            with torch.no_grad():
+                moved = torch._foreach_add(list(named.values()), gradients, alpha=-1e-3)
+            for value, gradient in zip(moved, gradients, strict=True):
+                value.requires_grad_().grad = gradient
+            there = torch.func.functional_call(network, dict(zip(named, moved, strict=True)), (x[-BATCH:],))
+            F.cross_entropy(there, y[rows[-BATCH:]]).backward()
+        else:
+            F.cross_entropy(network(x), y[rows]).backward()
         optimizer.step()
         times.append(time.process_time())
     return (times[-1] - times[WARM_UP]) / (len(times) - 1 - WARM_UP)
@@ -120,6 +133,7 @@ def measure(rounds: int = ROUNDS) -> list[Row]:
             found = in_turns(
                 {
                     "bare": lambda job=erm: in_a_bare_loop(job),  # type: ignore[misc]
+                    "bare, ahead": lambda job=erm: in_a_bare_loop(job, ahead=True),  # type: ignore[misc]
                     "ERM": lambda job=erm: in_our_loop(job),  # type: ignore[misc]
                     "RC-Align": lambda job=ours: in_our_loop(job),  # type: ignore[misc]
                 },
@@ -128,6 +142,7 @@ def measure(rounds: int = ROUNDS) -> list[Row]:
             rows += [
                 row(f"ERM step / bare torch loop, {where}", middle(found, "ERM", "bare"), "<= 1.15"),
                 row(f"RC-Align step / ERM step, {where}", middle(found, "RC-Align", "ERM"), "<= 1.35"),
+                row(f"bare torch loop with a look-ahead / without, {where}", middle(found, "bare, ahead", "bare")),
                 row(f"milliseconds of an ERM step, {where}", 1000 * statistics.median(found["ERM"])),
             ]
     finally:

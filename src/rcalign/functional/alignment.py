@@ -6,7 +6,7 @@ sample for a centroid is minus their Euclidean distance over a temperature (Algo
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 Denominator = Literal["negatives", "all_but_own"]
+MOST = 2**22  # numbers in the differences of near pairs
 NEAR = 0.01  # squared distance above which a matrix product is exact enough
 ZERO = 1000  # roundings of the number one that a distance must have, or it is zero
 SMALLEST = 1e-12  # length that a row is divided by at least, as in torch's ``normalize``
@@ -73,28 +74,47 @@ def centroid_logits(features: Tensor, mu: Tensor, temperature: float = 1.0) -> T
     unit = F.normalize(features, dim=1)
     distance = torch.cdist(unit, mu.reshape(-1, mu.shape[2]), compute_mode="donot_use_mm_for_euclid_dist")
     # a lone sample is its own centroid up to rounding: there the norm's gradient would be a unit vector of noise
-    distance = distance.masked_fill(distance < ZERO * torch.finfo(distance.dtype).eps, 0.0)
+    distance = distance.masked_fill(distance < _zero(distance), 0.0)
     return -distance / temperature
 
 
-def squared_distances(unit: Tensor, centers: Tensor) -> Tensor:
-    """Squared distances of rows (n, h) to vectors (k, h), all of length one or zero: (n, k). No gradient.
+class Distances(NamedTuple):
+    """Distances of rows (n, h) to vectors (k, h) of length one or zero, by a matrix product.
 
-    By a matrix product, |u|^2 + |m|^2 - 2 u m, which is off by some roundings of the number one whatever the distance.
-    Where that would show, as soon as one of them is below ``NEAR``, all are computed from differences.
-
-    >>> near = torch.tensor([[1.0, 1e-5]])
-    >>> squared_distances(near, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-    tensor([[1.0000e-10, 2.0000e+00]])
+    The product, d^2 = |u|^2 + |m|^2 - 2 u m, is off by some roundings of the number one whatever the distance. The m
+    pairs for which that would show are named here, and theirs is that of the difference.
     """
-    if (
-        unit.device.type == "cpu" and unit.dtype == torch.float32
-    ):  # elsewhere the host would have to wait for the answer
-        lengths = centers.square().sum(1) + unit.square().sum(1, keepdim=True)
-        squared = torch.addmm(lengths, unit, centers.T, alpha=-2)
-        if squared.numel() == 0 or squared.min() > NEAR:
-            return squared
-    return torch.cdist(unit, centers, compute_mode="donot_use_mm_for_euclid_dist").square_()
+
+    distance: Tensor  # (n, k)
+    cosine: Tensor  # (n, k)
+    row: Tensor  # (m,): of the near pairs
+    center: Tensor  # (m,)
+    difference: Tensor  # (m, h): vector minus row
+
+
+def distances(unit: Tensor, centers: Tensor) -> Distances | None:
+    """Distances of rows (n, h) to vectors (k, h), all of length one or zero. No gradient.
+
+    None where so many pairs are near that their differences would be more than ``MOST`` numbers.
+
+    >>> near = torch.tensor([[1.0, 1e-3]])
+    >>> distances(near, torch.tensor([[1.0, 0.0], [0.0, 1.0]])).distance
+    tensor([[1.0000e-03, 1.4135e+00]])
+    """
+    cosine = unit @ centers.T
+    squared = (centers.square().sum(1) + unit.square().sum(1, keepdim=True)).sub_(cosine, alpha=2)
+    row, center = (squared < NEAR).nonzero(as_tuple=True)
+    if len(row) * unit.shape[1] > MOST:
+        return None
+    difference = centers.index_select(0, center).sub_(unit.index_select(0, row))
+    if len(row):
+        squared[row, center] = difference.square().sum(1)
+    return Distances(squared.sqrt_(), cosine, row, center, difference)
+
+
+def _zero(values: Tensor) -> float:
+    """The distance below which two vectors are the same up to rounding."""
+    return ZERO * torch.finfo(values.dtype).eps
 
 
 def alignment_masks(y: Tensor, domain: Tensor, present: Tensor, denominator: Denominator) -> tuple[Tensor, Tensor]:
@@ -146,7 +166,7 @@ def grouped_alignment(
     features (n, h); y, domain (s, n): a row may have several labels; group (n,) positions in the columns of weight
     (s, g). Value and gradient are computed together, by few operations, which rows of numbers need: there the network
     itself takes no longer than some dozens of them. twice: the gradient may itself be differentiated, which takes
-    several times as long; so does a batch with a row near a centroid, whose gradient needs differences.
+    several times as long; so does a batch with most rows near most centroids.
 
     >>> mu, y = torch.eye(2)[None].expand(2, 2, 2), torch.tensor([0, 1])
     >>> here = dict(y=y, domain=torch.tensor([0, 0]), mu=mu, present=torch.ones(2, 2, dtype=torch.bool))
@@ -165,32 +185,47 @@ def grouped_alignment(
         of_logits = (scale[..., None] * counted).sum(0)  # (n, K * C)
     # finite filling: a row without a denominator must not send infinities into the backward pass
     floor = torch.finfo(mu.dtype).min
-    quick = not twice and features.device.type == "cpu" and mu.dtype == torch.float32
-    if quick:
+    found = None
+    # elsewhere the host would have to wait for the number of near pairs; double precision is for exactness
+    if not twice and features.device.type == "cpu" and mu.dtype == torch.float32:
         with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
             f, centers = features.to(mu.dtype), mu.reshape(-1, mu.shape[2])
             length = torch.linalg.vector_norm(f, dim=1, keepdim=True).clamp_min_(SMALLEST)
             unit = f / length
-            squared = squared_distances(unit, centers)
-            quick = squared.numel() > 0 and bool(squared.min() > NEAR)  # nearer ones need gradients from differences
-    if not quick:
+            found = distances(unit, centers)
+    if found is None:
         logits = centroid_logits(features, mu, temperature)
         log_sum = torch.logsumexp(torch.where(allowed, logits, floor), dim=-1)
         return (of_log_sum * log_sum).sum() - (of_logits * logits).sum()
     with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
-        distance = squared.sqrt()
-        logits = distance / -temperature
+        distance = found.distance
+        logits = distance.masked_fill_(distance < _zero(distance), 0.0) / -temperature
         masked = torch.where(allowed, logits, floor)
         top = masked.amax(-1, keepdim=True)
         shares = masked.sub_(top).exp_()
         below = shares.sum(-1, keepdim=True)
         value = (of_log_sum * (below.log() + top).squeeze(-1)).sum() - (of_logits * logits).sum()
-        # by logits, then by the cosine: distance^2 = |u|^2 + |m|^2 - 2 cosine
-        slope = (shares.mul_(of_log_sum[..., None] / below)).sum(0).sub_(of_logits)
-        slope.div_(distance.mul_(temperature))
-        along = (slope * (unit @ centers.T)).sum(1, keepdim=True)
-        gradient = torch.addcmul(slope @ centers, unit, along, value=-1).div_(length)
+        slope = (shares.mul_(of_log_sum[..., None] / below)).sum(0).sub_(of_logits)  # by the logits
+        gradient = _by_direction(slope, found, unit, centers, temperature).div_(length)
     return _KnownGradient.apply(features, value, gradient.to(features.dtype))
+
+
+def _by_direction(slope: Tensor, found: Distances, unit: Tensor, centers: Tensor, temperature: float) -> Tensor:
+    """Gradient by the rows' directions (n, h) of a loss whose gradient by the logits -distance / temperature is slope.
+
+    A row u that turns towards a centroid m moves along m - (u m) u; near ones have that from their difference.
+    """
+    slope = slope.div_(found.distance * temperature)
+    row, center, difference = found.row, found.center, found.difference
+    if len(row):
+        # a distance of zero has no direction
+        near = torch.where(found.distance[row, center] > 0, slope[row, center], 0.0)[:, None]
+        slope[row, center] = 0.0
+        own = unit.index_select(0, row)
+        tangent = torch.addcmul(difference, own, (own * difference).sum(1, keepdim=True), value=-1)
+    along = (slope * found.cosine).sum(1, keepdim=True)
+    gradient = torch.addcmul(slope @ centers, unit, along, value=-1)
+    return gradient.index_add_(0, row, near * tangent) if len(row) else gradient
 
 
 def alignment_loss(
