@@ -281,7 +281,8 @@ def _memory_order(value: Tensor) -> tuple[int, ...]:
     >>> _memory_order(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
     (0, 2, 3, 1)
     """
-    return tuple(sorted(range(value.dim()), key=lambda d: -value.stride(d)))
+    strides = value.stride()
+    return tuple(sorted(range(value.dim()), key=lambda d: -strides[d]))
 
 
 class _Collected(torch.autograd.Function):
