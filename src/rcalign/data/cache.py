@@ -109,7 +109,7 @@ class ImageStore:
 
     def __init__(self, shards: Sequence[np.ndarray], size: int) -> None:
         self.size = size
-        self._mapped = [shard._mmap for shard in shards if isinstance(shard, np.memmap)]
+        self._mapped = [shard._mmap for shard in shards if isinstance(shard, np.memmap)]  # type: ignore[attr-defined]
         self._shards = [np.asarray(shard) for shard in shards]  # each uint8 (rows, size, size, 3); quicker to index
         self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
         self._touched = 0
