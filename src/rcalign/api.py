@@ -291,6 +291,7 @@ def fit(
 
     The same call goes on where it was stopped.
     """
+    from rcalign.data.forecasts import forecasts_to
     from rcalign.fit import pipeline
     from rcalign.fit.ticker import Ticker
     from rcalign.fit.timing import Clock, seconds_of
@@ -307,14 +308,16 @@ def fit(
         "encoder": encoder,
     }
     found = {name: value for name, value in roles.items() if value}
+    ticker = Ticker(progress)
     if isinstance(data, Dataset):
         dataset, place = data, data.name
     else:
         place = _table_address(data, found)
-        dataset = loading.load(place, skip_bad=bool(settings.get("skip_bad")), progress=progress)
+        with forecasts_to(lambda what, left: ticker.say(pipeline.before_training(what, left, clock))):
+            dataset = loading.load(place, skip_bad=bool(settings.get("skip_bad")), progress=progress)
         place = job.located(place)
     folder = Path(out) if out is not None else Path("fits") / file_name(Path(dataset.name).stem)
-    with Ticker(progress) as ticker:
+    with ticker:
         fitted = pipeline.run_pipeline(
             dataset,
             place,

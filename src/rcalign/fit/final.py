@@ -19,7 +19,7 @@ import numpy as np
 from rcalign.data.source import Dataset
 from rcalign.data.splits import split as make_splits
 from rcalign.evaluation.metrics import TEMPERATURES, expected_calibration_error, fit_temperature, softmax
-from rcalign.fit.folds import Fold, evaluate_every
+from rcalign.fit.folds import EVALUATIONS, Fold, evaluate_every
 from rcalign.fit.portfolio import Candidate
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunFolder
@@ -131,6 +131,7 @@ def train_default(
     out: Path,
     *,
     steps: int | None,
+    evaluations: int = EVALUATIONS,
     seed: int,
     settings: Mapping[str, Any],
     progress: bool,
@@ -141,7 +142,7 @@ def train_default(
         average=candidate.average,
         hparams=candidate.hparams,
         steps=steps,
-        evaluate_every=None if steps is None else evaluate_every(steps),
+        evaluate_every=None if steps is None else evaluate_every(steps, evaluations),
         seed=seed,
         freeze_backbone=candidate.frozen,
         **settings,

@@ -16,6 +16,7 @@ import numpy as np
 
 from rcalign import presets
 from rcalign.data.columns import Table
+from rcalign.data.forecasts import forecasts_to
 from rcalign.data.source import Arrays, Dataset
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
@@ -28,17 +29,20 @@ from rcalign.fit.data_overview import DataOverview, summarise_data
 from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_method, expect
 from rcalign.fit.final import Length, calibrate, length, temperature_of, train_default, train_final
 from rcalign.fit.fit_page import render_page
-from rcalign.fit.folds import Fold, keep_left_out, left_out
+from rcalign.fit.folds import EVALUATIONS, Fold, keep_left_out, left_out
 from rcalign.fit.leaders import fine_tune_leaders
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
-from rcalign.fit.search import Round, Search, candidate_json, start_seconds, workers_for
+from rcalign.fit.search import FEWEST_STEPS, PAGE, Round, Search, candidate_json, start_seconds, workers_for
 from rcalign.fit.timing import Clock
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
+from rcalign.sweeps.progress import duration
 from rcalign.training.job import prepare_run
 from rcalign.training.options import TrainOptions
 
 SETS_FILE = "prediction-sets.json"
+FEW_EVALUATIONS = 4  # of the model that is trained when time has run out
+TOO_SMALL = "The budget was too small to compare methods: the recommended one is trained."
 Say = Callable[[str], None]
 Show = Callable[[int, int, str], None]
 
@@ -105,7 +109,8 @@ def run_pipeline(
     candidates = portfolio(more, domains=len(dataset.domains), images=images, table=isinstance(dataset.content, Table))
     out.mkdir(parents=True, exist_ok=True)
     _claim(out, dataset, seed, settings)
-    features = _frozen_features(dataset, seed, settings, progress) if images else None
+    with forecasts_to(lambda what, left: say(before_training(what, left, clock))):
+        features = _frozen_features(dataset, seed, settings, progress) if images else None
     seen = summarise_data(dataset, features, seed=seed)
     say(f"{seen.rows:,} rows, {len(seen.domains)} domains, {len(seen.classes)} classes.")
     for sentence in (*seen.sentences, *dataset.notes):
@@ -113,6 +118,10 @@ def run_pipeline(
     if budget == 0 or len(dataset.domains) < 2:
         return _default_only(dataset, data, out, seen, images, steps, seed, settings, clock, say, progress)
     full = steps or presets.choose_preset(None, arrays=True, freeze_backbone=False).steps
+    if clock.left <= PAGE:
+        say(TOO_SMALL)
+        few = min(full, FEWEST_STEPS)
+        return _default_only(dataset, data, out, seen, images, few, seed, settings, clock, say, progress, TOO_SMALL)
     search = Search(
         dataset,
         data,
@@ -126,18 +135,34 @@ def run_pipeline(
         show=show,
         rule=rule,
     )
-    search.probe(next(c for c in candidates if c.network))
-    rounds = search.run(candidates, full)
+    measured = search.probe(next(c for c in candidates if c.network))
+    rounds = search.run(candidates, full) if measured else []
     scores = rounds[-1].scores(dataset.domains) if rounds else {}
     if not scores:
-        say("The budget was too small to compare methods: the recommended one is trained.")
-        few = min(full, search.steps_left())
-        return _default_only(dataset, data, out, seen, images, few, seed, settings, clock, say, progress)
+        say(TOO_SMALL)
+        few = min(full, search.steps_left() if measured else FEWEST_STEPS)
+        return _default_only(dataset, data, out, seen, images, few, seed, settings, clock, say, progress, TOO_SMALL)
     if images:
         for tuned in fine_tune_leaders(search, rounds[-1]):
             rounds.append(tuned)
             scores |= tuned.scores(dataset.domains)
     return _finish(dataset, data, out, seen, rounds, scores, search, clock, rule, seed, settings, say, progress)
+
+
+def before_training(what: str, seconds: float, clock: Clock) -> str:
+    """What to say of work that must be done before anything can be trained.
+
+    >>> before_training("reading 900 texts", 240.0, Clock(3600.0))
+    'Before training: reading 900 texts, about 4 min.'
+    """
+    text = f"Before training: {what}, about {duration(seconds)}"
+    if not 0 < clock.budget < clock.spent + seconds:
+        return f"{text}."
+    return (
+        f"{text} more. The budget of {duration(clock.budget)} does not suffice for it; nothing can be trained without, "
+        "so it is done all the same and kept for later calls. Then the recommended method is trained, and none is "
+        f"compared: for that give more than {duration(clock.spent + seconds)}."
+    )
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -261,6 +286,7 @@ def _default_only(
     clock: Clock,
     say: Say,
     progress: bool,
+    omitted: str | None = None,
 ) -> Fitted:
     candidate, why = recommended(seen.counts, seen.prior_shift, images=images)
     say(f"Training {candidate.name} without comparing: {why}.")
@@ -270,7 +296,15 @@ def _default_only(
     if (model / "config.json").exists() and read_config(model).protocol == "all":
         shutil.rmtree(model)
     result = train_default(
-        dataset, data, candidate, model, steps=steps, seed=seed, settings=settings, progress=progress
+        dataset,
+        data,
+        candidate,
+        model,
+        steps=steps,
+        evaluations=EVALUATIONS if omitted is None else FEW_EVALUATIONS,
+        seed=seed,
+        settings=settings,
+        progress=progress,
     )
     fitted = Fitted(
         data=data,
@@ -293,6 +327,7 @@ def _default_only(
         length=f"{result.steps} steps, a fifth of each domain kept for validation",
         budget=clock.budget,
         seconds=clock.spent,
+        omitted=() if omitted is None else (omitted,),
     )
     _write(fitted)
     return fitted

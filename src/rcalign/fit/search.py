@@ -29,7 +29,9 @@ from rcalign.interrupts import asked_to_stop
 from rcalign.store.run_folder import RunFolder
 from rcalign.sweeps.progress import duration
 
-PROBE_STEPS = 36
+PROBE_STEPS = 18
+PROBE_EVALUATIONS = 3
+PROBE_SHARE = 0.25  # of what is left of the budget, at most
 FEWEST_STEPS = 40  # of a round: fewer say nothing
 SAFETY = 1.25  # how much longer than measured a fold may take
 RAY_START = 10.0  # seconds until Ray and its workers are there, at least
@@ -84,16 +86,37 @@ class Search:
 
     # --- costs ---------------------------------------------------------------------------------------------------
 
-    def probe(self, candidate: Candidate) -> None:
-        """Measures what a step and a fold take, once, with as many threads as a fold will have."""
+    def probe(self, candidate: Candidate) -> bool:
+        """Measures what a step and a fold take, once, with as many threads as a fold will have.
+
+        False if that alone takes more than its share of the time: then there is none to compare methods in.
+        """
         if self.recall_costs(candidate):
-            return
-        with fold_threads(self.workers):
-            self._probed(candidate, EVALUATIONS)  # the first training in a process takes longer
-            seconds, per_step = self._probed(candidate, PROBE_STEPS)
-        self.seconds_per_step = max(1e-4, per_step)
-        self.overhead = max(0.05, seconds - PROBE_STEPS * self.seconds_per_step)
+            return True
+        limit = (1 - PROBE_SHARE) * self.clock.left
+        times = StepTimes()
+        folder = self.out / "folds" / f".probe-{candidate.frozen}"
+        fold = Fold(candidate, self.domains[0], PROBE_STEPS, str(folder), self.seed, self.settings, PROBE_EVALUATIONS)
+        begun = time.monotonic()
+        with (
+            fold_threads(self.workers),
+            asked_to_stop() as stopped,
+            interrupt_when(lambda: self.clock.left < limit),
+        ):
+            outcome = run_fold(self.dataset, fold, [times])
+        if outcome.end == "failed":
+            raise InputError(outcome.error)
+        if outcome.end == "interrupted" or not times.steps:
+            if self.clock.left >= limit or (stopped.is_set() and outcome.end == "finished"):
+                raise KeyboardInterrupt
+            return False
+        seconds = time.monotonic() - begun
+        self.seconds_per_step = max(1e-4, float(np.median(times.steps)))
+        evaluation = float(np.median(times.evaluations)) if times.evaluations else 0.0
+        rest = seconds - times.first - sum(times.evaluations) - PROBE_STEPS * self.seconds_per_step
+        self.overhead = max(0.05, rest) + EVALUATIONS * evaluation
         self.keep_costs(candidate)
+        return True
 
     def recall_costs(self, candidate: Candidate) -> bool:
         """Takes over what an earlier call measured, if there is such."""
@@ -115,20 +138,6 @@ class Search:
             "frozen": candidate.frozen,
             "threads": threads_of_fold(self.workers),
         }
-
-    def _probed(self, candidate: Candidate, steps: int) -> tuple[float, float]:
-        """Seconds that a short fold takes, and one of its steps."""
-        folder = self.out / "folds" / f".probe-{steps}-{candidate.frozen}"
-        fold = Fold(candidate, self.domains[0], steps, str(folder), self.seed, self.settings)
-        times = StepTimes()
-        begun = time.monotonic()
-        outcome = run_fold(self.dataset, fold, [times])
-        if outcome.end == "interrupted":
-            raise KeyboardInterrupt
-        if outcome.end == "failed":
-            raise InputError(outcome.error)
-        seconds = time.monotonic() - begun
-        return seconds, times.median if times.seconds else seconds / steps
 
     @property
     def slowness(self) -> float:

@@ -77,17 +77,22 @@ def fold_threads(workers: int) -> Iterator[None]:
 
 
 class StepTimes(Callback):
-    """Measures what a step of a run takes, without its evaluations."""
+    """What the steps and the evaluations of a run take.
+
+    steps, evaluations: seconds of one, as often as it was measured. first: how much longer the first steps took, since
+    the first training in a process takes longer.
+    """
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.steps: list[float] = []
+        self.evaluations: list[float] = []
         self._at = 0.0
         self._step = 0
 
     @property
-    def median(self) -> float:
-        """Seconds: the first steps, which take longer, do not count much."""
-        return float(np.median(self.seconds))
+    def first(self) -> float:
+        """Seconds by which the first steps were above the median."""
+        return max(0.0, self._first - self._first_steps * float(np.median(self.steps))) if self.steps else 0.0
 
     def on_start(self, run: RunStart) -> None:
         self._at, self._step = time.perf_counter(), 0
@@ -95,10 +100,13 @@ class StepTimes(Callback):
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         now = time.perf_counter()
         if step > self._step:
-            self.seconds.append((now - self._at) / (step - self._step))
+            if not self.steps:
+                self._first, self._first_steps = now - self._at, step - self._step
+            self.steps.append((now - self._at) / (step - self._step))
         self._at, self._step = now, step
 
     def on_evaluation(self, record: Record) -> None:
+        self.evaluations.append(time.perf_counter() - self._at)
         self._at, self._step = time.perf_counter(), record.step
 
 
