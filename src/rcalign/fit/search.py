@@ -170,9 +170,13 @@ class Search:
         return SAFETY * slow * (self.overhead + 1.3 * more * steps * self.seconds_per_step) + PAGE
 
     def steps_left(self) -> int:
-        """The steps that one training may have in what is left of the budget, at least a few."""
-        left = self.clock.left - PAGE - SAFETY * self.slowness * self.overhead
-        return max(FEWEST_STEPS, int(left / (SAFETY * self.slowness * 1.3 * self.seconds_per_step)))
+        """The steps that one training may have in what is left of the budget, at least a few.
+
+        With one short fold to go by, twice as long as measured is allowed for.
+        """
+        slow = 2 * SAFETY * self.slowness
+        left = self.clock.left - PAGE - slow * self.overhead
+        return max(FEWEST_STEPS, int(left / (slow * 1.3 * self.seconds_per_step)))
 
     @property
     def available(self) -> float:
