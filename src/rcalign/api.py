@@ -294,7 +294,7 @@ def fit(
     from rcalign.data.forecasts import forecasts_to
     from rcalign.fit import pipeline
     from rcalign.fit.ticker import Ticker
-    from rcalign.fit.timing import Clock, seconds_of
+    from rcalign.fit.timing import Clock, seconds_of, torch_threads
 
     seconds = seconds_of(str(budget))
     clock = Clock(seconds, begun)
@@ -317,7 +317,9 @@ def fit(
             dataset = loading.load(place, skip_bad=bool(settings.get("skip_bad")), progress=progress)
         place = job.located(place)
     folder = Path(out) if out is not None else Path("fits") / file_name(Path(dataset.name).stem)
-    with ticker:
+    # on small networks more threads only wait for one another, the longer the busier the cores are
+    threads = 1 if isinstance(dataset.content, Arrays) else torch.get_num_threads()
+    with ticker, torch_threads(threads):
         fitted = pipeline.run_pipeline(
             dataset,
             place,

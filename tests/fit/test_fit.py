@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rcalign import api
 from rcalign.data import loading
@@ -142,6 +143,18 @@ def test_no_budget_trains_the_recommended_method_only(tmp_path: Path) -> None:
         api.evaluate(result["model"])
     with pytest.raises(InputError, match="no left-out predictions"):
         api.predict(result["model"], [file], coverage=0.8)
+
+
+def test_small_networks_are_trained_by_one_thread(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        file = table(tmp_path / "patients.csv", rows=12)
+        found = api.fit(file, label="ill", domain="hospital", budget=0, steps=4, out=tmp_path / "out")
+        assert torch.get_num_threads() == 2, "only while it trains"
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads((Path(found["model"]) / "config.json").read_text())["threads"] == 1
 
 
 def test_a_fold_goes_on_where_it_was_stopped_and_is_found_finished(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rcalign.evaluation.evaluate import BATCH, logits_of
 from rcalign.fit.folds import EVALUATIONS, Fold, prepare_fold, read_outcome
 from rcalign.fit.portfolio import Candidate
 from rcalign.fit.search import Round, Search
-from rcalign.fit.timing import at_once, fold_threads
+from rcalign.fit.timing import at_once, threads_of_fold, torch_threads
 from rcalign.sweeps.progress import duration
 from rcalign.training.run import make_model
 
@@ -63,7 +63,7 @@ def measure_steps(tuning: Search, candidate: Candidate) -> bool:
     """Measures what a step takes; False as soon as it is clear that there is not enough time for the fewest steps."""
     fold = Fold(candidate, tuning.domains[0], FEWEST_STEPS, "", tuning.seed, tuning.settings)
     begun = time.monotonic()
-    with fold_threads(tuning.workers):
+    with torch_threads(threads_of_fold(tuning.workers)):
         job = prepare_fold(tuning.dataset, fold)
         model = make_model(job.task, job.config)
         start = time.monotonic() - begun

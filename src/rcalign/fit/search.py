@@ -24,7 +24,7 @@ from rcalign.errors import InputError
 from rcalign.files import write_whole
 from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, evaluate_every, folder_of, read_outcome, run_fold
 from rcalign.fit.portfolio import Candidate
-from rcalign.fit.timing import Clock, StepTimes, at_once, fold_threads, interrupt_when, threads_of_fold
+from rcalign.fit.timing import Clock, StepTimes, at_once, interrupt_when, threads_of_fold, torch_threads
 from rcalign.interrupts import asked_to_stop
 from rcalign.store.run_folder import RunFolder
 from rcalign.sweeps.progress import duration
@@ -99,7 +99,7 @@ class Search:
         fold = Fold(candidate, self.domains[0], PROBE_STEPS, str(folder), self.seed, self.settings, PROBE_EVALUATIONS)
         begun = time.monotonic()
         with (
-            fold_threads(self.workers),
+            torch_threads(threads_of_fold(self.workers)),
             asked_to_stop() as stopped,
             interrupt_when(lambda: self.clock.left < limit),
         ):

@@ -66,10 +66,15 @@ def threads_of_fold(workers: int) -> int:
 
 
 @contextmanager
-def fold_threads(workers: int) -> Iterator[None]:
-    """Inside, torch uses as many threads as it will in a fold."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Inside, torch uses that many threads.
+
+    >>> with torch_threads(1):
+    ...     torch.get_num_threads()
+    1
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(threads_of_fold(workers))
+    torch.set_num_threads(count)
     try:
         yield
     finally:
