@@ -95,6 +95,9 @@ def test_the_three_commands_work_on_it(fitted: tuple[Path, dict[str, Any]]) -> N
     api.diagnose(result["model"])
     told = api.diagnose(result["model"], target=new)
     assert told.target is not None and told.target.samples == 4 * 20
+    expected = told.target.expected
+    assert expected is not None and expected.interval is not None, "judged by the domains when they were left out"
+    assert set(expected.domains) == set(HOSPITALS)
     pytest.importorskip("onnxruntime")
     assert Path(api.export(result["model"])["file"]).exists()
 

@@ -75,7 +75,7 @@ def diagnose_run(
         source_priors=model.training_priors,
         calibration=model.temperature,
         temperature=model.algorithm.traits.alignment_value("temperature", model.config.hparams, 1.0),
-        trained_domains=model.config.spec.domains,
+        trained_domains=() if known.left_out else model.config.spec.domains,
         **options,
     )
     found = dataclasses.replace(found, notes=(*model.notes, *known.notes, *found.notes))

@@ -28,7 +28,8 @@ class LabelledOutputs:
     """What a model gives for labelled rows that it was not trained on.
 
     features: (n, h). logits: (n, C). labels: (n,) positions among the model's classes. domains: (n,) positions in
-    ``domain_names``. notes: what to know of them, in sentences.
+    ``domain_names``. notes: what to know of them, in sentences. left_out: the logits of each domain are those of a
+    model that was trained without it.
     """
 
     features: np.ndarray
@@ -37,6 +38,7 @@ class LabelledOutputs:
     domains: np.ndarray
     domain_names: list[str]
     notes: tuple[str, ...] = ()
+    left_out: bool = False
 
 
 def loaded(data: str | Path | Dataset, model: TrainedModel) -> Dataset:
@@ -171,6 +173,7 @@ def untrained_outputs(
         np.concatenate([np.full(len(rows), k) for k, rows in enumerate(rows_of.values())]),
         list(rows_of),
         notes,
+        left_out=kept is not None,
     )
 
 
