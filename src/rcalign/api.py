@@ -151,7 +151,10 @@ def leave_one_out(
     import_modules(chosen.imports)
     dataset = data if isinstance(data, Dataset) else loading.load(data, skip_bad=chosen.skip_bad)
     if len(dataset.domains) < 2:
-        raise InputError(f"'{dataset.name}' has one domain, '{dataset.domains[0]}': leaving one out takes two or more.")
+        raise InputError(
+            f"'{dataset.name}' has one domain, '{dataset.domains[0]}', but leaving one out takes two or more: "
+            "add a domain."
+        )
     name = registry.get(algorithm).name
     root = (
         Path(out) if out is not None else Path("runs") / file_name(Path(str(dataset.name)).stem, name, "leave_one_out")

@@ -41,7 +41,10 @@ def load_state(path: Path | str) -> dict[str, Any]:
     except safetensors.SafetensorError as error:
         raise InputError(f"'{path}' is not a readable checkpoint ({error}): train again or restore the file.") from None
     if tree is None:
-        raise InputError(f"'{path}' is a safetensors file without training state: expected one written by rcalign.")
+        raise InputError(
+            f"'{path}' is a safetensors file without training state, but one that a run saved is expected: "
+            "train again or restore the file."
+        )
     return _restore(json.loads(tree), tensors)
 
 
@@ -99,7 +102,8 @@ def load_weights(path: Path | str) -> dict[str, Tensor]:
     except Exception as error:  # torch raises many kinds for a file it refuses
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
-            f"'{path}' cannot be read as weights ({first}): expected safetensors or a state dict."
+            f"'{path}' cannot be read as weights ({first}): give safetensors, or what "
+            "torch.save(net.state_dict()) wrote."
         ) from None
     for wrapper in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):

@@ -349,15 +349,24 @@ class DomainClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Classi
         if isinstance(X, list) or X.ndim == 4:
             if model.augmentation is None:
                 shape = model.config.spec.input_shape
-                raise InputError(f"X holds images, but the classifier was fitted on samples of shape {shape}.")
+                raise InputError(
+                    f"X holds images, but the classifier was fitted on samples of shape {shape}: give samples "
+                    "of that shape."
+                )
             for images in _files(X, model) if isinstance(X, list) else _images(X, model):
                 yield model.augmentation.evaluate(images.to(model.device))
             return
         if model.augmentation is not None:
-            raise InputError(f"X has shape {X.shape}, but the classifier was fitted on images.")
+            raise InputError(
+                f"X has shape {X.shape}, but the classifier was fitted on images: give paths of image files, or images "
+                "as an array (n, height, width, 3)."
+            )
         if X.shape[1:] != model.config.spec.input_shape:
             expected = model.config.spec.input_shape
-            raise InputError(f"X has samples of shape {X.shape[1:]}, but the classifier was fitted on {expected}.")
+            raise InputError(
+                f"X has samples of shape {X.shape[1:]}, but the classifier was fitted on {expected}: give "
+                "samples of that shape."
+            )
         like = next(model.algorithm.parameters())
         for start in range(0, len(X), BATCH):
             yield torch.from_numpy(np.ascontiguousarray(X[start : start + BATCH], dtype=np.float32)).to(like)

@@ -40,7 +40,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "neither head nor logits": (good(head_weight=None, head_bias=None), "neither logits nor a head"),
     "logits of another head": (good(logits=np.ones((30, 3))), "the head is not what made them"),
     "logits of other rows": (good(logits=np.ones((9, 3))), "logits has 9 rows"),
-    "one class": (good(head_weight=np.zeros((1, 4)), head_bias=None), "at least two classes"),
+    "one class": (good(head_weight=np.zeros((1, 4)), head_bias=None), "two or more classes"),
     "a label too high": (good(labels=np.full(30, 3)), "labels holds 3, but there are 3 classes: expected 0 to 2"),
     "a negative label": (good(labels=np.full(30, -1)), "labels holds -1"),
     "half a label": (good(labels=np.full(30, 0.5)), "labels holds 0.5"),

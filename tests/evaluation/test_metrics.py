@@ -112,7 +112,7 @@ def test_temperature_at_the_ends_of_its_interval() -> None:
     [
         (lambda: m.accuracy(np.zeros((0, 3)), np.zeros(0, int)), "no rows"),
         (lambda: m.accuracy(np.zeros((2, 3)), [0]), "shape"),
-        (lambda: m.accuracy(np.zeros((1, 3)), [3]), "positions from 0 to 2"),
+        (lambda: m.accuracy(np.zeros((1, 3)), [3]), "0 to 2 is expected"),
         (lambda: m.accuracy([[np.nan, 0.0]], [0]), "diverged"),
         (lambda: m.accuracy([[1.0, 0.0]], [0.5]), "whole positions"),
         (lambda: m.expected_calibration_error([[2.0, -1.0]], [0]), "softmax"),

@@ -203,7 +203,7 @@ def test_this_process_can_join_by_itself(cluster: Path) -> None:
         (["--slurm", "--partition closed"], "invalid partition"),
         (["--slurm", "--array=0-9"], "--array, which is decided here"),
         (["--slurm", "gpu"], "options of sbatch are expected"),
-        (["--slurm", "'unclosed"], "cannot be divided"),
+        (["--slurm", "'unclosed"], "cannot be read as options"),
         (["--slurm", "", "--gpus-per-run", "0.5"], "whole number"),
         (["--slurm", "", "--slurm-tasks", "0"], "at least 1"),
         (["--slurm", "", "--workers", "2"], "--slurm-tasks"),

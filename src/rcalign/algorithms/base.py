@@ -286,15 +286,16 @@ class Algorithm(Classifier):
             )
         if len(batch.sizes) != self.spec.num_domains:
             raise InputError(
-                f"the batch has {len(batch.sizes)} domains, but there are {self.spec.num_domains} source domains."
+                f"the batch has {len(batch.sizes)} domains, but there are {self.spec.num_domains} source domains: give "
+                "rows of each of them, in their order."
             )
         for name, size in zip(self.spec.domains, batch.sizes, strict=True):
             if size == 0:
-                raise InputError(f"the batch has no samples of domain '{name}': every source domain must be in it.")
+                raise InputError(f"the batch has no samples of domain '{name}': give some of every source domain.")
         if len(batch.unlabelled_sizes) != len(self.spec.targets):
             raise InputError(
                 f"the batch has unlabelled rows of {len(batch.unlabelled_sizes)} domains, but DataSpec.targets names "
-                f"{len(self.spec.targets)}."
+                f"{len(self.spec.targets)}: give unlabelled rows of each of these, and of no other."
             )
 
     def begin_step(self, batch: Batch) -> Batch:

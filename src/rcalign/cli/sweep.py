@@ -113,7 +113,11 @@ def sweep(
     if result["stopped"] is not None:
         stop(f"{result['stopped']}; the same command goes on with it.", 130 if result["stopped"] == "stopped" else 2)
     if result["failed"]:
-        stop(f"{result['failed']} runs failed: try them again with the same command and --retry-failed.", 1)
+        stop(
+            f"{result['failed']} runs failed: correct what is said above, then give the same command with "
+            "--retry-failed.",
+            1,
+        )
 
 
 def _show_job(result: dict[str, Any]) -> None:

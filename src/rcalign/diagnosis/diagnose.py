@@ -108,8 +108,10 @@ def diagnose_features(
         raise unknown("denominator", denominator, DENOMINATORS)
     if exact_pairs < 16:
         raise InputError(f"exact_pairs is {exact_pairs}: expected at least 16.")
-    if not 0 < confidence < 1 or replicates < 2:
-        raise InputError(f"confidence {confidence} and {replicates} replicates: expected 0 to 1, and two or more.")
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence is {confidence}: expected a number between 0 and 1, such as 0.95.")
+    if replicates < 2:
+        raise InputError(f"replicates is {replicates}: expected at least 2.")
     own_target = None
     if target_features is not None:
         own_target = FeatureSet(target_features, target_labels, logits=target_logits)

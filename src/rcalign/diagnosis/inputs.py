@@ -110,7 +110,7 @@ def checked_samples(given: FeatureSet, target: str | None, own_target: FeatureSe
     scores = _scores("logits", given.logits, x, weight, bias)
     width = scores.shape[1]
     if width < 2:
-        raise InputError(f"the logits have {width} column: at least two classes are needed.")
+        raise InputError(f"the logits have {width} column, but there must be two or more classes: give one for each.")
     classes = _names("class", given.class_names, width)
     y = _positions("labels", given.labels, len(x), classes, given.class_names is not None)
     if given.domain_names is not None:
@@ -204,7 +204,9 @@ def _scores(name: str, logits: ArrayLike | None, x: Array, weight: Array | None,
     if computed is None:
         return given
     if given.shape[1] != computed.shape[1]:
-        raise InputError(f"{name} has {given.shape[1]} classes, but the head has {computed.shape[1]}: they must agree.")
+        raise InputError(
+            f"{name} has {given.shape[1]} classes, but the head has {computed.shape[1]}: give those of one model."
+        )
     off = float(np.abs(given - computed).max())
     if off > HEAD_TOLERANCE * (1.0 + float(np.abs(computed).max())):
         raise InputError(

@@ -44,7 +44,9 @@ def adapt_priors(logits: ArrayLike, source_priors: ArrayLike, target_priors: Arr
     target = _prior("target priors", target_priors, scores.shape[-1])
     if ((source == 0) & (target > 0)).any():
         at = int(np.flatnonzero((source == 0) & (target > 0))[0])
-        raise InputError(f"class {at} has source prior 0 but target prior {target[at]:.3g}: it was never learned.")
+        raise InputError(
+            f"class {at} has source prior 0 but target prior {target[at]:.3g}: it was never learned, so give 0 for it."
+        )
     return scores + np.log(np.maximum(target, _FLOOR)) - np.log(np.maximum(source, _FLOOR))
 
 

@@ -263,7 +263,7 @@ def _integers(values: ArrayLike, name: str) -> Integers:
 
 def _within(values: Integers, size: int, name: str) -> None:
     if values.size and (values.min() < 0 or values.max() >= size):
-        raise InputError(f"{name} holds {values.min()} to {values.max()}, but positions from 0 to {size - 1} exist.")
+        raise InputError(f"{name} holds {values.min()} to {values.max()}, but 0 to {size - 1} is expected.")
 
 
 def _rows(scores: ArrayLike, y: ArrayLike) -> tuple[Floats, Integers]:
@@ -276,7 +276,10 @@ def _rows(scores: ArrayLike, y: ArrayLike) -> tuple[Floats, Integers]:
     if not len(labels):
         raise InputError("there are no rows to measure: give at least one sample.")
     if np.isnan(table).any():
-        raise InputError("the scores contain values that are not numbers: the model that made them has diverged.")
+        raise InputError(
+            "the scores contain values that are not numbers, so the model that made them diverged: train it "
+            "again with a lower learning rate."
+        )
     _within(labels, table.shape[1], "y")
     return table, labels
 

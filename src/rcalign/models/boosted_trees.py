@@ -73,7 +73,7 @@ class BoostedTrees(nn.Module):
         super().__init__()
         missing = [name for name in ARRAYS if name not in arrays]
         if missing:
-            raise InputError(f"the file of trees has no array '{missing[0]}': it is damaged, or no file of trees.")
+            raise InputError(f"the file of trees has no array '{missing[0]}': restore the file, or fit again.")
         for name in ARRAYS:
             self.register_buffer(name, arrays[name])
         self._check()
@@ -87,7 +87,9 @@ class BoostedTrees(nn.Module):
         rounds = len(self.baseline) > 0 and trees % len(self.baseline) == 0
         known = bool(((self.classes >= 0) & (self.classes < self.shape[0])).all())
         if not (inside and sets and rounds and known):
-            raise InputError("the file of trees is damaged: a node, a set or a class is out of range.")
+            raise InputError(
+                "the file of trees is damaged (a node, a set or a class is out of range): restore it, or fit again."
+            )
 
     @classmethod
     def from_fitted(cls, fitted: HistGradientBoostingClassifier, classes: int) -> BoostedTrees:

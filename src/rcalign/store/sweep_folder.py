@@ -197,8 +197,9 @@ class SweepFolder:
             )
         (self.path / "joined").mkdir(exist_ok=True)
         name = f"{socket.gethostname()}-{os.getpid()}.json"
+        twice = InputError(f"this process trains runs of '{self.path}' already: join a sweep once in a process.")
         try:
-            with locks.announced(self.path / "joined" / name, 2.0, lambda other: InputError(f"'{name}' is taken.")):
+            with locks.announced(self.path / "joined" / name, 2.0, lambda other: twice):
                 yield
         finally:
             locks.lock_file(self.path / "joined" / name).unlink(missing_ok=True)
@@ -220,7 +221,8 @@ class SweepFolder:
 
         def busy(other: Mapping[str, Any]) -> InputError:
             return InputError(
-                f"run {run} is still being trained by process {other.get('pid')} on {other.get('host')}: stop it."
+                f"run {run} is still being trained by process {other.get('pid')} on {other.get('host')}: wait "
+                "for it or stop it."
             )
 
         (self.path / "running").mkdir(exist_ok=True)

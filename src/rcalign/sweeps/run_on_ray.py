@@ -433,7 +433,9 @@ def connected(resources: Resources) -> Iterator[None]:
     try:
         ray.init(**start, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        raise InputError(f"Ray does not start ({last_line(str(error))}): fix that, then try again.") from error
+        raise InputError(
+            f"Ray does not start ({last_line(str(error))}): correct that, or train without Ray (`join`)."
+        ) from error
     try:
         if resources.address is None:
             _check_fit(resources)

@@ -41,7 +41,9 @@ def check_slurm(options: str, gpus_per_run: float, tasks: int | None) -> list[st
     try:
         words = shlex.split(options)
     except ValueError as error:
-        raise InputError(f"`slurm` is '{options}', which cannot be divided into options ({error}).") from None
+        raise InputError(
+            f"`slurm` is '{options}', which cannot be read as options ({error}): quote as in a shell."
+        ) from None
     for word in words:
         if word.partition("=")[0] in OURS:
             name = word.partition("=")[0]
