@@ -284,6 +284,37 @@ def test_two_data_sets_share_a_page(show: Callable[..., Any], reference: Path, t
     assert {tuple(first[:4]), tuple(second[:4])} == {("C", "L", "S", "V"), ("A", "C", "P", "S")}
     assert "no versions" in browser.find_element("id", "environment").text
     assert any("published" in name for name in column(browser, 0))
+    browser = show(tmp_path / "page.html", 360)  # the names of both data sets are longer than a phone is wide
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_no_name_crosses_an_interval(show: Callable[..., Any], tmp_path: Path, width: int) -> None:
+    rng = np.random.default_rng(0)
+    runs = []
+    for k in range(20):  # all about equally good, and equally dear
+        for held_out in ("a", "b"):
+            for trial in range(3):
+                tested = {held_out: {"val": 0.5, "test": 0.6 + 0.05 * rng.random()}}
+                record = Record(step=1, loss=0.1, validation=0.5, metrics={"accuracy": tested})
+                runs.append(
+                    Run(name=f"{k}{held_out}{trial}", data="toy", algorithm=f"method {k}", protocol="lodo",
+                        domains=("a", "b"), test_domains=(held_out,), trial=trial, records=(record,),
+                        seconds=1 + 0.05 * k)
+                )  # fmt: skip
+    sweep = RunCollection("toy", "", "rcalign", tuple(runs))
+    tables = results(sweep)
+    (tmp_path / "page.html").write_text(make_page(Report(sweep, tuple(tables), tuple(all_tables(tables)))))
+    browser = show(tmp_path / "page.html", width)
+    boxes = """return [...document.querySelectorAll('#cost-chart ' + arguments[0])]
+               .map(node => node.getBoundingClientRect())
+               .map(box => [box.left, box.right, box.top, box.bottom])"""
+    names = browser.execute_script(boxes, "text.ink")
+    intervals = browser.execute_script(boxes, "line[stroke-linecap]")
+    assert len(names) >= 3 and len(intervals) == 20
+    for left, right, top, bottom in names:
+        for x, _, high, low in intervals:
+            assert not (left < x < right and top + 3 < low and high < bottom - 3)
 
 
 # --- without a browser ---------------------------------------------------------------------------------------------

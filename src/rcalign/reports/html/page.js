@@ -347,19 +347,22 @@ function drawCost() {
   const x = logarithmic(Math.min(...costs) / 1.25, Math.max(...costs) * 1.5, box.left, box.right);
   const y = linear(...padded(points.flatMap((point) => [point.mean - (point.error || 0), point.mean + (point.error || 0)]), 0.1, 0.3), box.bottom, box.top);
   axes(drawing, x, y, box, { xLabel: "time of a run", yLabel: "average accuracy, %", xText: seconds });
-  const marks = [], taken = points.map((point) => ({ x1: x(point.cost) - 6, x2: x(point.cost) + 6, y: y(point.mean) + 4 }));
+  const marks = [], taken = points.flatMap((point) => {
+    const cx = x(point.cost), cy = y(point.mean), error = point.error || 0;
+    return [{ x1: cx - 6, x2: cx + 6, y1: cy - 6, y2: cy + 6 }, { x1: cx - 3, x2: cx + 3, y1: y(point.mean + error), y2: y(point.mean - error) }];
+  });
   for (const point of points.sort((a, b) => b.mean - a.mean)) {
     const cx = x(point.cost), cy = y(point.mean), half = 6.4 * point.name.length;
     if (point.error) drawing.append(svg("line", { x1: cx, x2: cx, y1: y(point.mean - point.error), y2: y(point.mean + point.error), stroke: colour(point.name), "stroke-opacity": 0.4, "stroke-width": 3, "stroke-linecap": "round" }));
     const node = svg("circle", { class: "mark", cx, cy, r: 5.5, fill: colour(point.name) });
     // the name goes right of its point, or left, or to the nearest free line; where all are taken, only pointing at it shows it
-    const spots = [0, 13, -13, 26, -26].flatMap((shift) => [false, true].map((left) => ({ left, x1: left ? cx - 10 - half : cx + 10, x2: left ? cx - 10 : cx + 10 + half, y: cy + 4 + shift })));
-    const free = (s) => s.x1 >= box.left && s.x2 <= width && !taken.some((t) => s.x1 < t.x2 && t.x1 < s.x2 && Math.abs(s.y - t.y) < 12);
+    const spots = [0, 13, -13, 26, -26].flatMap((shift) => [false, true].map((left) => ({ left, x1: left ? cx - 10 - half : cx + 10, x2: left ? cx - 10 : cx + 10 + half, y1: cy - 6 + shift, y2: cy + 6 + shift })));
+    const free = (s) => s.x1 >= box.left && s.x2 <= width && !taken.some((t) => s.x1 < t.x2 && t.x1 < s.x2 && s.y1 < t.y2 && t.y1 < s.y2);
     const spot = spots.find(free);
     drawing.append(node);
     if (spot) {
       taken.push(spot);
-      drawing.append(svg("text", { class: "ink", x: spot.left ? spot.x2 : spot.x1, y: spot.y, "text-anchor": spot.left ? "end" : "start", text: point.name }));
+      drawing.append(svg("text", { class: "ink", x: spot.left ? spot.x2 : spot.x1, y: spot.y2 - 2, "text-anchor": spot.left ? "end" : "start", text: point.name }));
     }
     marks.push({ node, text: `${point.name}: ${one(point.mean)} %${point.error === null ? "" : ` ± ${one(point.error)}`}\n${seconds(point.cost)} a run` });
   }
