@@ -7,6 +7,7 @@ so a plan that grows keeps what is already done. What a run is called (label, dr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import statistics
@@ -200,11 +201,12 @@ def _expand_pair(
                     hparams=drawn[key],
                     options=options,
                 )
-                yield _identified(run)
+                yield _identified(run, entry)
 
 
-def _identified(run: PlannedRun) -> PlannedRun:
+def _identified(run: PlannedRun, entry: registry.RegisteredAlgorithm) -> PlannedRun:
     """The run with its id: of everything that determines its result, as the file says it."""
+    later = _added_later(entry.algorithm.Hparams)
     what = [
         run.data,
         run.algorithm,
@@ -212,19 +214,19 @@ def _identified(run: PlannedRun) -> PlannedRun:
         run.preset,
         sorted(run.test_domains),
         run.seed,
-        _as_first_known(run),
+        {name: value for name, value in run.hparams.items() if name not in later or value != later[name]},
         {name: value for name, value in run.options.items() if name not in NOT_IN_ID},
     ]
     text = json.dumps([FORMAT, *what], sort_keys=True)
     return dataclasses.replace(run, id=hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _as_first_known(run: PlannedRun) -> dict[str, Any]:
-    """The hyperparameters without those that were added later and have their default."""
-    kind = registry.get(run.algorithm).algorithm.Hparams
-    defaults = {item.name: item.default for item in dataclasses.fields(kind)}
-    later = {name for name, about in spaces.fields_of(kind).items() if about.added_later}
-    return {name: value for name, value in run.hparams.items() if name not in later or value != defaults[name]}
+@functools.cache  # the same for every run of an algorithm
+def _added_later(hparams: type) -> Mapping[str, Any]:
+    """The hyperparameters that were added after the first version, with their defaults: runs that have these keep the
+    ids that they had."""
+    known = spaces.fields_of(hparams)
+    return {item.name: item.default for item in dataclasses.fields(hparams) if known[item.name].added_later}
 
 
 def _settings_of(sweep: Sweep, data: str, label: str) -> dict[str, Any]:
@@ -344,7 +346,7 @@ def repeats(
             for seed in sweep.seeds:
                 if seed not in sweep.search_seeds:
                     repeated = dataclasses.replace(winner, seed=seed, trial=seed, phase="repeat")
-                    again.append(_identified(repeated))
+                    again.append(_identified(repeated, registry.get(winner.algorithm)))
     return tuple(again), tuple(waiting)
 
 
