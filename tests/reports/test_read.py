@@ -35,6 +35,16 @@ def test_a_sweep_is_read_as_planned(finished_sweep: Path) -> None:
     assert sum(r.companion for r in found.runs) == 24
 
 
+def test_every_metric_is_read_as_it_was_written(finished_sweep: Path) -> None:
+    for run in read_runs(finished_sweep).runs[:8]:
+        lines = Path(run.folder, "records.jsonl").read_text().splitlines()
+        for record, line in zip(run.records, lines, strict=True):
+            written = json.loads(line)["metrics"]
+            assert {name: record.metrics[name] for name in written} == written
+            assert list(record.accuracy) == list(written["accuracy"])
+            assert "no such metric" not in record.metrics
+
+
 def test_one_run_alone(finished_sweep: Path) -> None:
     folder = next((finished_sweep / "runs").iterdir())
     (run,) = read_runs(folder).runs

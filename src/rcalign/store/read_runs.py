@@ -14,7 +14,7 @@ from typing import Any
 from rcalign.errors import InputError
 from rcalign.store import other_programs
 from rcalign.store.names import short_data_name
-from rcalign.store.results import RunResult
+from rcalign.store.results import RunResult, flat
 from rcalign.store.run_folder import STAGE_ONE, Record, RunConfig, RunFolder, read_config
 from rcalign.store.run_view import Run, describe_run
 from rcalign.store.sweep_folder import SweepFolder
@@ -234,7 +234,7 @@ def _read_run(folder: Path, name: str) -> tuple[Run, list[str]]:
     config = read_config(folder)
     files = RunFolder(folder)
     found, notes = files.read_records()
-    records = tuple(found)
+    records = tuple(dataclasses.replace(record, metrics=flat(record.metrics)) for record in found)
     result, problem = _result(files, config, records)
     if result is not None:
         records = tuple(_with_result(record, result) for record in records)

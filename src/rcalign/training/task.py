@@ -238,7 +238,8 @@ def frozen_features(dataset: Dataset, inputs: Inputs, backbone: Backbone, progre
     old = f"features-{dataset.fingerprint[:24]}-{weights_fingerprint(backbone.featurizer)}-{inputs.shape[-1]}.npy"
     found = None
     with contextlib.suppress(OSError, ValueError, EOFError):
-        found = np.load(cache_root() / old, mmap_mode="r", allow_pickle=False)
+        if inputs.content.form == "raw":  # there was no other form then
+            found = np.load(cache_root() / old, mmap_mode="r", allow_pickle=False)
     lacking = any_worker(found is None)  # all workers of a run must go the same way
     if found is not None and not lacking:
         return found
