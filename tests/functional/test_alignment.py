@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rcalign.functional.alignment import alignment_loss, centroids, distances, grouped_alignment
+from rcalign.functional.alignment import alignment_loss, centroid_distances, centroids, grouped_alignment
 
 K, C, H = 3, 4, 6
 
@@ -76,7 +76,7 @@ def test_nothing_to_align_is_zero_with_a_zero_gradient() -> None:
 def test_single_precision_keeps_five_digits_at_any_distance(spread: float) -> None:
     z, _, _, _ = rows(3, 40, spread, torch.float64)
     unit = F.normalize(z, dim=1)
-    near = distances(unit[:20].float(), unit[20:].float())
+    near = centroid_distances(unit[:20].float(), unit[20:].float())
     assert near is not None
     exact = torch.cdist(unit[:20].float().double(), unit[20:].float().double())
     torch.testing.assert_close(near.distance.double(), exact, rtol=2e-5, atol=0)

@@ -92,13 +92,13 @@ class Distances(NamedTuple):
     difference: Tensor  # (m, h): vector minus row
 
 
-def distances(unit: Tensor, centers: Tensor) -> Distances | None:
+def centroid_distances(unit: Tensor, centers: Tensor) -> Distances | None:
     """Distances of rows (n, h) to vectors (k, h), all of length one or zero. No gradient.
 
     None where so many pairs are near that their differences would be more than ``MOST`` numbers.
 
     >>> near = torch.tensor([[1.0, 1e-3]])
-    >>> distances(near, torch.tensor([[1.0, 0.0], [0.0, 1.0]])).distance
+    >>> centroid_distances(near, torch.tensor([[1.0, 0.0], [0.0, 1.0]])).distance
     tensor([[1.0000e-03, 1.4135e+00]])
     """
     cosine = unit @ centers.T
@@ -192,7 +192,7 @@ def grouped_alignment(
             f, centers = features.to(mu.dtype), mu.reshape(-1, mu.shape[2])
             length = torch.linalg.vector_norm(f, dim=1, keepdim=True).clamp_min_(SMALLEST)
             unit = f / length
-            found = distances(unit, centers)
+            found = centroid_distances(unit, centers)
     if found is None:
         logits = centroid_logits(features, mu, temperature)
         log_sum = torch.logsumexp(torch.where(allowed, logits, floor), dim=-1)
