@@ -17,7 +17,7 @@ def forecasts_to(listener: Listener) -> Iterator[None]:
     """Inside, forecasts go to ``listener(what, seconds)``: what is computed, and how much longer it takes.
 
     >>> with forecasts_to(lambda what, seconds: print(f"{what}: {seconds:.0f} s")):
-    ...     forecast("features of 900 images", 40.0)
+    ...     tell_time_left("features of 900 images", 40.0)
     features of 900 images: 40 s
     """
     token = _listener.set(listener)
@@ -27,7 +27,7 @@ def forecasts_to(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def forecast(what: str, seconds: float) -> None:
+def tell_time_left(what: str, seconds: float) -> None:
     """Tells who listens, if anyone, that something takes that many seconds more."""
     listener = _listener.get()
     if listener is not None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rcalign.data.cache import cache_root
-from rcalign.data.forecasts import KNOWN_AFTER, forecast
+from rcalign.data.forecasts import KNOWN_AFTER, tell_time_left
 from rcalign.errors import InputError
 from rcalign.files import write_whole
 
@@ -124,7 +124,7 @@ def _embedded(texts: Sequence[str], encoder: str, file: Path, progress: bool) ->
                 spent = time.monotonic() - begun
                 if not told and spent > KNOWN_AFTER:
                     told = True
-                    forecast(f"reading {len(texts):,} texts with {encoder}", spent / done * sum(work[:number]))
+                    tell_time_left(f"reading {len(texts):,} texts with {encoder}", spent / done * sum(work[:number]))
             advance(len(rows))
     _write(file, out)
     for part in parts:

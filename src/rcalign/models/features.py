@@ -29,7 +29,7 @@ from numpy.lib import format as npy
 from torch import Tensor, nn
 
 from rcalign.data.cache import cache_disk_errors, cache_root, remember
-from rcalign.data.forecasts import KNOWN_AFTER, forecast
+from rcalign.data.forecasts import KNOWN_AFTER, tell_time_left
 from rcalign.distributed import any_worker, gathered_chunks, own_chunks, smallest, together, workers
 from rcalign.errors import InputError
 from rcalign.models.weights import weights_fingerprint
@@ -147,7 +147,7 @@ def _compute(
             spent = time.monotonic() - begun
             if not told and spent > KNOWN_AFTER:
                 told = True
-                forecast(f"{what}, {rows:,} rows", spent / (growing.done - first) * (rows - growing.done))
+                tell_time_left(f"{what}, {rows:,} rows", spent / (growing.done - first) * (rows - growing.done))
         if growing.done != rows:
             raise ValueError(f"{growing.done} rows came of the inputs, {rows} were expected")
         growing.finish()
