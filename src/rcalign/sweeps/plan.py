@@ -206,7 +206,7 @@ def _expand_pair(
 
 def _identified(run: PlannedRun, entry: registry.RegisteredAlgorithm) -> PlannedRun:
     """The run with its id: of everything that determines its result, as the file says it."""
-    later = _added_later(entry.algorithm.Hparams)
+    later = _added_later(entry.algorithm.Hparams)  # type: ignore[arg-type]  # a class can be hashed
     what = [
         run.data,
         run.algorithm,
