@@ -60,7 +60,7 @@ ABLATION = {  # the paper's, at the paper's settings: M = meta step, DA = alignm
     "M + DA": ("RC-Align", {**PAPER, "mixup_alpha": 0.0}),
 }
 SETTINGS = {"late": (150, 12, 2e-4), "whole": (600, 8, 1e-4)}  # steps, images per domain, learning rate
-WHOLE = ("ERM", "RC-Align (ours)", "RC-Align (paper)")
+WHOLE = ("ERM", "RC-Align (ours), equal shares", "RC-Align (paper)", "BSoftmax", "CORAL", "Fish", "SAGM")
 LATE = ("ERM", "RC-Align (paper)", "RC-Align (ours)", "BSoftmax", "Fish", "SAGM", "CORAL")
 
 
