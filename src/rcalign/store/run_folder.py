@@ -250,7 +250,9 @@ def read_config(path: Path | str) -> RunConfig:
     """The configuration of a run folder."""
     file = Path(path) / "config.json"
     if not file.is_file():
-        raise InputError(f"'{path}' is not a run folder (it has no config.json): give a folder that 'train' wrote.")
+        inside = [part for part in sorted(Path(path).glob("*")) if (part / "config.json").is_file()]
+        what = f"the run inside it, '{inside[0]}'" if len(inside) == 1 else "a folder that 'train' wrote"
+        raise InputError(f"'{path}' is not a run folder (it has no config.json): give {what}.")
     try:
         values = json.loads(file.read_text())
         if values.get("format", 0) > FORMAT:
