@@ -68,7 +68,7 @@ def measure() -> list[Row]:
 def two_passes(per_domain: int, rounds: int) -> Row:
     """The least that an episode can cost: two domains' images in one pass and the third's in another."""
     data = batch(96, per_domain)
-    network = placed(model("ERM", "resnet50", 96), torch.device("cpu"))
+    network = model("ERM", "resnet50", 96)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-4, fused=True)
     network.train()
 

@@ -81,15 +81,15 @@ def centroid_logits(features: Tensor, mu: Tensor, temperature: float = 1.0) -> T
 class Distances(NamedTuple):
     """Distances of rows (n, h) to vectors (k, h) of length one or zero, by a matrix product.
 
-    The product, d^2 = |u|^2 + |m|^2 - 2 u m, is off by some roundings of the number one whatever the distance. The m
-    pairs for which that would show are named here, and theirs is that of the difference.
+    The product, d^2 = |u|^2 + |m|^2 - 2 u m, is off by some roundings of the number one whatever the distance. The p
+    pairs for which that would show are named here, and their distance is the length of the difference.
     """
 
     distance: Tensor  # (n, k)
     cosine: Tensor  # (n, k)
-    row: Tensor  # (m,): of the near pairs
-    center: Tensor  # (m,)
-    difference: Tensor  # (m, h): vector minus row
+    row: Tensor  # (p,): of the near pairs
+    center: Tensor  # (p,)
+    difference: Tensor  # (p, h): vector minus row
 
 
 def centroid_distances(unit: Tensor, centers: Tensor) -> Distances | None:
