@@ -21,10 +21,8 @@ from rcalign.store.results import MetricTable, RunResult
 from rcalign.training.options import TrainOptions, described
 
 FORMAT = 2  # of the run folder; a reader refuses a newer one. 1: records had accuracy and nll, not metrics
-STAGE_ONE, WITH_VALIDATION = (
-    "stage-1",
-    "with-validation",
-)  # folders of a first stage and of a second training in a run's
+STAGE_ONE = "stage-1"  # the folder of a first stage, inside that of the run
+WITH_VALIDATION = "with-validation"  # the folder of a second training, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
