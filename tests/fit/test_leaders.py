@@ -34,7 +34,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaders, "FEWEST_STEPS", STEPS)
+    monkeypatch.setattr(leaders, "FEWEST_TUNING_STEPS", STEPS)
     monkeypatch.setattr(leaders, "MOST_STEPS", STEPS)
 
 

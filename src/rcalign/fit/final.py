@@ -27,7 +27,7 @@ from rcalign.training.job import prepare_run
 from rcalign.training.options import TrainOptions
 from rcalign.training.run import complete
 
-FEWEST_STEPS = 10
+FEWEST_FINAL_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def length(folds: Sequence[Fold]) -> Length:
         best.append(fold.steps if result is None else result.best_step or fold.steps)
     if spans:
         first, last = (int(np.median([span[k] for span in spans])) for k in (0, 1))
-        last = max(last, FEWEST_STEPS)
+        last = max(last, FEWEST_FINAL_STEPS)
         first = min(first, last)
         return Length(last, first, f"{last} steps, weights averaged from step {first}: the medians over the folds")
-    steps = max(FEWEST_STEPS, int(np.median(best)))
+    steps = max(FEWEST_FINAL_STEPS, int(np.median(best)))
     return Length(steps, None, f"{steps} steps: the median over the folds of the step that validation chose")
 
 

@@ -23,7 +23,7 @@ from rcalign.training.run import make_model
 
 LEADERS = 2
 TUNED = ", fine-tuned"  # after the name of a method
-FEWEST_STEPS = 100  # fewer are not worth trying
+FEWEST_TUNING_STEPS = 100  # fewer are not worth trying
 MOST_STEPS = 1000
 MEASURED_STEPS = 2
 MORE = 1.5  # times as many steps as an earlier call had, from which it is worth training again
@@ -50,9 +50,9 @@ def fine_tune_leaders(search: Search, last: Round) -> list[Round]:
     missing = [c.name for c in leaders[len(done) :] if c.name not in search.failed]
     if missing:
         names = " and ".join(name.removesuffix(TUNED) for name in missing)
-        least = tuning.round_seconds(leaders[:1], FEWEST_STEPS) + tuning.final_seconds(FEWEST_STEPS)
+        least = tuning.round_seconds(leaders[:1], FEWEST_TUNING_STEPS) + tuning.final_seconds(FEWEST_TUNING_STEPS)
         search.omit(
-            f"Not fine-tuned, for lack of time: {names}. {FEWEST_STEPS} steps of one method take "
+            f"Not fine-tuned, for lack of time: {names}. {FEWEST_TUNING_STEPS} steps of one method take "
             f"{'about' if enough else 'at least'} {duration(least)}, and {duration(max(0.0, tuning.available))} were "
             "left. The same command with a larger budget goes on from here."
         )
@@ -61,7 +61,7 @@ def fine_tune_leaders(search: Search, last: Round) -> list[Round]:
 
 def measure_steps(tuning: Search, candidate: Candidate) -> bool:
     """Measures what a step takes; False as soon as it is clear that there is not enough time for the fewest steps."""
-    fold = Fold(candidate, tuning.domains[0], FEWEST_STEPS, "", tuning.seed, tuning.settings)
+    fold = Fold(candidate, tuning.domains[0], FEWEST_TUNING_STEPS, "", tuning.seed, tuning.settings)
     begun = time.monotonic()
     with torch_threads(threads_of_fold(tuning.workers)):
         job = prepare_fold(tuning.dataset, fold)
@@ -75,7 +75,7 @@ def measure_steps(tuning: Search, candidate: Candidate) -> bool:
         tuning.overhead = start + per_row * (EVALUATIONS * val + len(tuning.dataset) / len(tuning.domains))
         rows = model.hparams.batch_size * len(job.task.splits.train)
         tuning.seconds_per_step = 2 * per_row * rows / candidate.cost  # forwards and backwards, at the very least
-        if tuning.affordable([candidate], FEWEST_STEPS, tuning.available) < FEWEST_STEPS:
+        if tuning.affordable([candidate], FEWEST_TUNING_STEPS, tuning.available) < FEWEST_TUNING_STEPS:
             return False
         batches = job.task.batches(model.hparams.batch_size, tuning.seed, model.traits.balanced_sampling)
         times = [time.monotonic()]
@@ -91,7 +91,7 @@ def _planned_steps(tuning: Search, leaders: Sequence[Candidate]) -> int:
     """The steps that all leaders may have, or the first one alone."""
     for some in (leaders, leaders[:1]):
         steps = tuning.affordable(some, MOST_STEPS, tuning.available)
-        if steps >= FEWEST_STEPS:
+        if steps >= FEWEST_TUNING_STEPS:
             return steps
     return 0
 
@@ -107,7 +107,7 @@ def _fine_tuned(tuning: Search, leader: Candidate, position: int, steps: int) ->
             steps = tuning.affordable([leader], steps - 1, tuning.available)
     else:
         steps = tuning.affordable([leader], steps, tuning.available)
-    while steps >= FEWEST_STEPS:
+    while steps >= FEWEST_TUNING_STEPS:
         done = tuning.run_round([leader], steps, position, whole=True)
         if done.complete(tuning.domains):
             return done
