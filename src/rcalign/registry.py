@@ -35,6 +35,7 @@ class Traits:
     erm_when: hyperparameters with which a step equals plain training on the mean over domains of the mean loss.
     recipe_part: a first stage that is no method of its own; left out of listings of methods.
     adapts: it uses unlabelled rows of the domains it is tested on, where batches have them.
+    adapts_when: the hyperparameter that must be above zero for that (None: always).
     row_losses: its loss is a mean over the rows of a batch, so that the pieces of one may be descended one by one.
     cross_entropy: its loss has a cross-entropy with class labels, which may be smoothed.
     """
@@ -50,6 +51,7 @@ class Traits:
     erm_when: tuple[tuple[str, object], ...] | None = None
     recipe_part: bool = False
     adapts: bool = False
+    adapts_when: str | None = None
     alignment: tuple[tuple[str, str], ...] = ()
 
     def averaging(self, hparams: Mapping[str, Any]) -> str | None:
@@ -142,11 +144,11 @@ def names(parts: bool = False) -> list[str]:
     return [entry.name for entry in _entries.values() if parts or not entry.traits.recipe_part]
 
 
-def check_adapts(name: str, traits: Traits) -> None:
-    """Raises an ``InputError`` for an algorithm that does not use unlabelled rows.
+def check_adapts(name: str, traits: Traits, hparams: Mapping[str, Any]) -> None:
+    """Raises an ``InputError`` for an algorithm that does not use unlabelled rows with these hyperparameters.
 
-    >>> check_adapts("mine", Traits(adapts=True))
-    >>> check_adapts("mine", Traits())  # doctest: +ELLIPSIS
+    >>> check_adapts("mine", Traits(adapts=True, adapts_when="pull"), {"pull": 0.5})
+    >>> check_adapts("mine", Traits(), {})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     rcalign.errors.InputError: mine does not use unlabelled rows, which `protocol=adapt` is for: ...
     """
@@ -155,6 +157,11 @@ def check_adapts(name: str, traits: Traits) -> None:
         raise InputError(
             f"{name} does not use unlabelled rows, which `protocol=adapt` is for: take one of {known}, or "
             "`protocol=lodo`, which with the same `unlabelled_share` tests on the same rows."
+        )
+    if traits.adapts_when is not None and not hparams[traits.adapts_when]:
+        raise InputError(
+            f"{name} uses unlabelled rows only where the hyperparameter {traits.adapts_when} is above 0: set it, for "
+            "example to 1, or use another protocol than adapt."
         )
 
 

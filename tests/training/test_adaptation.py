@@ -216,8 +216,9 @@ def test_sweeps_plan_adaptation() -> None:
     plan = {"data": "rows.npz", "algorithms": ["CORAL", "DANN"], "protocol": "adapt", "unlabelled_share": 0.3}
     runs = expand(parse_plan(plan), lambda data: DataSummary(("0", "1", "2"), True))
     assert len(runs) == 6 and all(run.options["unlabelled_share"] == 0.3 for run in runs)
-    with pytest.raises(InputError, match="ERM does not use unlabelled rows"):
-        expand(parse_plan({**plan, "algorithms": "ERM"}), lambda data: DataSummary(("0", "1", "2"), True))
+    for algorithm, sentence in (("ERM", "does not use unlabelled rows"), ("RC-Align", "target_alignment is above 0")):
+        with pytest.raises(InputError, match=f"{algorithm} .*{sentence}"):
+            expand(parse_plan({**plan, "algorithms": algorithm}), lambda data: DataSummary(("0", "1", "2"), True))
 
 
 # --- the updates, read literally in double precision -----------------------------------------------------------------

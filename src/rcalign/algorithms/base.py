@@ -137,10 +137,10 @@ class Algorithm(Classifier):
                 f"{self.name} needs the number of training samples of each (domain, class) pair, but all counts are "
                 "zero: give DataSpec.counts from the training part."
             )
-        if spec.targets:
-            check_adapts(self.name, self.traits)
         self.spec = spec
         self.hparams = self.Hparams() if hparams is None else hparams
+        if spec.targets:
+            check_adapts(self.name, self.traits, vars(self.hparams))
         self.rng = np.random.default_rng([seed, 0x5C])
         self.steps_done = 0
         self.featurizer = network.featurizer

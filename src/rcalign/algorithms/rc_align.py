@@ -74,6 +74,7 @@ from rcalign.types import Batch
         averages_when="weight_average",
         erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0)),
         adapts=True,
+        adapts_when="target_alignment",
         alignment=(("weight", "alignment_weight"), ("temperature", "temperature"), ("inner_rate", "inner_rate")),
     ),
 )
@@ -179,11 +180,6 @@ class RCAlign(Algorithm):
                     f"{setting} needs the number of training samples of each (domain, class) pair, but all counts are "
                     "zero (DomainBed's interface gives none): use 'rcalign train', or leave it out."
                 )
-        if self.spec.targets and not self.hparams.target_alignment:
-            raise InputError(
-                f"{self.name} uses unlabelled rows only where the hyperparameter target_alignment is above 0: set it, "
-                "for example to 1, or use another protocol than adapt."
-            )
         if self.hparams.target_alignment and not self.spec.targets:
             raise InputError(
                 f"target_alignment is {self.hparams.target_alignment:g}, but there are no unlabelled rows to align: "

@@ -94,7 +94,7 @@ class Algorithm(nn.Module):
         """One step on one (x, y) of each training environment and one x of each unlabelled one; numbers to log."""
         expected, found = len(self.algorithm.spec.targets), len(unlabeled or ())
         if expected != found:
-            registry.check_adapts(self.entry.name, self.entry.traits)
+            registry.check_adapts(self.entry.name, self.entry.traits, vars(self.algorithm.hparams))
             raise InputError(
                 f"there are unlabelled batches of {found} environments, but the hparam unlabelled_domains is "
                 f"{expected}: give --hparams '{{\"unlabelled_domains\": {found}}}'."

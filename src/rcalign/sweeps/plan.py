@@ -166,8 +166,6 @@ def _expand_pair(
     entry = registry.get(settings.get("algorithm", label))
     preset = _preset(settings, lambda: summarise(data))
     protocol = settings.get("protocol") or preset.protocol
-    if protocol == "adapt":
-        registry.check_adapts(entry.name, entry.traits)
     options: dict[str, Any] = {
         "steps": preset.steps,
         "evaluate_every": preset.evaluate_every,
@@ -185,6 +183,8 @@ def _expand_pair(
                 key = (*space, _draw_seed(draw, seed if by_trial else 0))
                 if key not in drawn:
                     drawn[key] = _draw(label, entry, preset.name, key[-1], fixed, search)
+                if protocol == "adapt":
+                    registry.check_adapts(entry.name, entry.traits, drawn[key])
                 run = PlannedRun(
                     id="",
                     data=data,

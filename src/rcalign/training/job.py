@@ -100,11 +100,11 @@ def prepare_run(
     protocol = options.protocol or preset.protocol
     if splits is None:
         _check_test_domains(dataset, protocol, options.test_domains)
-    if protocol == "adapt":
-        registry.check_adapts(entry.name, entry.traits)
     _check_network_options(options, arrays)
     _check_label_smoothing(options, entry)
     values = hparams_of(entry, preset.name, options.hparams)
+    if protocol == "adapt":
+        registry.check_adapts(entry.name, entry.traits, vars(values))
     if splits is None:
         share = options.unlabelled_share
         splits = make_splits(dataset, protocol, options.test_domains, options.seed, unlabelled_share=share)
