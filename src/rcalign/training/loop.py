@@ -36,6 +36,7 @@ from rcalign.training.fine_tuning import FineTuning
 from rcalign.training.options import TUNING, described, differing
 from rcalign.training.scaling import GradientScale
 from rcalign.training.task import Task
+from rcalign.training.time_limit import TimeLimit
 from rcalign.training.tracking import Tracker
 from rcalign.types import Batch
 
@@ -83,10 +84,12 @@ def run_loop(
     resume: bool = False,
     progress: bool = False,
     repeats: FirstTraining | None = None,
+    time_limit: TimeLimit | None = None,
 ) -> RunResult:
     """Trains until ``config.steps``, chooses the checkpoint by validation accuracy, and returns the result.
 
     repeats: train as long as that says instead, observe its validation losses, and choose the last weights.
+    time_limit: end with fewer steps once it is reached.
     """
     here = workers()
     callbacks = callbacks or Callbacks((), folder)
@@ -141,8 +144,11 @@ def run_loop(
             callbacks.step(at.step, logs, due)
             bar.update(line, completed=at.step)
             stopped = asked.is_set()
-            if here.size > 1:
-                stopped = at.step % CHECK_EVERY == 0 and any_worker(stopped)  # all workers stop after the same step
+            over = time_limit is not None and time_limit.reached(at.step)
+            if here.size > 1:  # all workers stop after the same step
+                look = at.step % CHECK_EVERY == 0
+                stopped = look and any_worker(stopped)
+                over = time_limit is not None and look and any_worker(over)
             if due:
                 at.seconds = time.perf_counter() - started
                 record = _evaluate(model, task, config, at, logs, bar)
@@ -162,11 +168,13 @@ def run_loop(
                         save_weights(folder.step_file(at.step), model.state_dict())
                     _save(model, folder, averaging, scale, at)
                 bar.update(line, figures=f"validation {100 * record.validation:.1f} %")
-            elif stopped and here.is_first:
+            elif (stopped or over) and here.is_first:
                 at.seconds = time.perf_counter() - started
                 _save(model, folder, averaging, scale, at)
             if stopped and not last:
                 raise Interrupted(at.step)
+            if over:
+                break
         at.seconds = time.perf_counter() - started
         result = _finish(model, task, folder, config, averaging, callbacks, at, bar)
         callbacks.end(result)
@@ -196,6 +204,9 @@ def _finish(
     if first:
         save_weights(folder.last_file, model.state_dict())
     averaged = averaging.averaged() if averaging is not None else None
+    evaluated = at.best_step > 0  # not if time was over before the first evaluation
+    if first and not evaluated:
+        save_weights(folder.best_file, model.state_dict())
     if averaged is not None:
         model.load_state_dict(averaged)
         batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling)
@@ -205,12 +216,15 @@ def _finish(
     any_worker(False)  # the others wait until the first has written
     model.load_state_dict(load_weights(folder.best_file))
     parts = task.evaluate(model, bar)
-    if averaged is not None and first:  # a row of its own: selection between runs must see what would be used
-        record = make_record(parts, config, at.step, {}, averaged=True)
+    if first and (averaged is not None or not evaluated):
+        # a row of its own: selection between runs must see what would be used
+        record = make_record(parts, config, at.step, {}, averaged=averaged is not None)
         folder.append(record)
         callbacks.evaluation(record)
     chosen = "best validation accuracy" if averaged is None else f"averaged ({config.average}): {averaging.note}"  # type: ignore[union-attr]
-    at.best_step = at.best_step if averaged is None else at.step
+    if averaged is None and not evaluated:
+        chosen = f"the last: time was over after {at.step} of {config.steps} steps"
+    at.best_step = at.best_step if averaged is None and evaluated else at.step
     return run_result(parts, config, at, chosen, task.dataset.shots, model.traits.batch_dependent)
 
 

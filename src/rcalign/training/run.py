@@ -24,6 +24,7 @@ from rcalign.training.averaging import Averaging, make_averaging
 from rcalign.training.callbacks import Callback, Callbacks
 from rcalign.training.loop import FirstTraining, HowFar, make_record, run_loop, run_result
 from rcalign.training.task import Task, with_validation_rows
+from rcalign.training.time_limit import TimeLimit
 from rcalign.training.tracking import Tracker
 
 
@@ -48,13 +49,15 @@ def complete(
     average_from: int | None = None,
     callbacks: Sequence[Callback] = (),
     keeps_folder: bool = True,
+    time_limit: TimeLimit | None = None,
 ) -> tuple[Algorithm, RunResult]:
     """Trains, resumes or finds finished the run of a folder: the model and its result.
 
     options: the hyperparameters that were asked for, some of which may be the first stage's. The model of a run that
     was found finished has its first weights, not its last. average_from: average the weights from that step on,
     instead of as the configuration says. callbacks: follow the run, on the first worker only. keeps_folder: whether
-    the folder stays when the run has ended.
+    the folder stays when the run has ended. time_limit: end with fewer steps once it is reached; a run that an earlier
+    limit ended goes on unless this one is over already.
     """
     callbacks = callbacks if workers().is_first else ()
     # build before the folder exists: a wrong option must leave nothing behind
@@ -71,9 +74,11 @@ def complete(
             print(f"note: {note}", file=sys.stderr)
     try:
         result = folder.result()
-        if result is None:
+        cut = time_limit is not None and result is not None and cut_by_time(folder, config, result)
+        if result is None or (cut and time_limit is not None and not time_limit.is_over):
             if config.stage_one is not None and not folder.state_file.exists():
-                model.start_from(_stage_one(config, task, folder, options, progress, callbacks, keeps_folder))
+                half = None if time_limit is None else time_limit.first_half()
+                model.start_from(_stage_one(config, task, folder, options, progress, callbacks, keeps_folder, half))
             result = run_loop(
                 model,
                 task,
@@ -84,13 +89,16 @@ def complete(
                 callbacks=Callbacks(callbacks, folder, kept=keeps_folder, goes_on=config.stage_one is not None),
                 resume=resume,
                 progress=progress,
+                time_limit=time_limit,
             )
             if config.train_on_validation:
                 model, result = _train_again(model, result, task, folder, config, progress, callbacks, keeps_folder)
             if workers().is_first:
                 folder.finish(result)
+            finished = averaging is not None and averaging.finished
+            cut = time_limit is not None and not finished and cut_by_time(folder, config, result)
         if workers().is_first:
-            _tidy(folder, config)
+            _tidy(folder, config, keep_state=cut)
     except Exception as error:
         # by name: importing those takes seconds
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -104,18 +112,23 @@ def complete(
     return model, result
 
 
-def _tidy(folder: RunFolder, config: RunConfig) -> None:
+def cut_by_time(folder: RunFolder, config: RunConfig, result: RunResult) -> bool:
+    """Whether a time limit ended a run before all its steps, so that it can go on from its state."""
+    return result.steps < config.steps and folder.state_file.exists()
+
+
+def _tidy(folder: RunFolder, config: RunConfig, keep_state: bool) -> None:
     """Leaves on the disk what a finished run keeps."""
     again = RunFolder(folder.path / WITH_VALIDATION)
     if again.best_file.exists():  # after the result was written: a kill in between must not mix the two trainings
         os.replace(again.best_file, folder.best_file)
         again.drop_what_is_not_kept("none")
-    folder.drop_what_is_not_kept(config.keep)
+    folder.drop_what_is_not_kept(config.keep, state=keep_state)
     first = RunFolder(folder.path / STAGE_ONE)
     if first.config_file.exists():
         first.drop_what_is_not_kept(config.keep)
     if config.kept_precision == "bf16":
-        for file in folder.path.rglob("*.safetensors"):
+        for file in set(folder.path.rglob("*.safetensors")) - {folder.state_file}:
             save_weights(file, {name: shortened(value) for name, value in load_weights(file).items()})
 
 
@@ -197,6 +210,7 @@ def _stage_one(
     progress: bool,
     callbacks: Sequence[Callback],
     keeps_folder: bool,
+    time_limit: TimeLimit | None,
 ) -> dict[str, Tensor]:
     """Runs (or resumes, or finds finished) the first stage in a folder of its own; returns its chosen weights."""
     assert config.stage_one is not None
@@ -226,6 +240,7 @@ def _stage_one(
                 callbacks=Callbacks(callbacks, first, kept=keeps_folder),
                 resume=resume,
                 progress=progress,
+                time_limit=time_limit,
             )
             if workers().is_first:
                 first.finish(result)
