@@ -242,7 +242,7 @@ def test_a_probe_that_takes_too_long_ends_and_the_recommended_method_is_trained(
 ) -> None:
     monkeypatch.setattr("rcalign.fit.search.PROBE_STEPS", 100_000)
     data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
-    fitted = run_pipeline(data, data.name, tmp_path / "out", budget=16.0, workers=1)
+    fitted = run_pipeline(data, data.name, tmp_path / "out", budget=10.0, steps=60, workers=1)
     assert fitted.expectation is None and fitted.omitted and "too small" in fitted.omitted[0]
     assert fitted.omitted[0] in (tmp_path / "out" / "fit.json").read_text()
 
@@ -306,8 +306,10 @@ def test_processes_give_the_same_folds_and_stop_when_time_is_up(tmp_path: Path) 
         out = tmp_path / f"workers{workers}"
         out.mkdir()
         search = Search(dataset, data, out, Clock(3600), workers=workers, seconds_per_step=0.01, overhead=0.1)
-        accuracies.append(search.run_round(candidates, 12, position=0).scores(dataset.domains))
+        with search.processes:
+            accuracies.append(search.run_round(candidates, 12, position=0).scores(dataset.domains))
     assert accuracies[0] == accuracies[1] and len(accuracies[0]) == 2
     (tmp_path / "late").mkdir()
     late = Search(dataset, data, tmp_path / "late", Clock(0.0), workers=2, seconds_per_step=0.01, overhead=0.1)
-    assert len(late.run_round(candidates, 5000, position=0).complete(dataset.domains)) == 0
+    with late.processes:
+        assert len(late.run_round(candidates, 5000, position=0).complete(dataset.domains)) == 0

@@ -17,8 +17,8 @@ from rcalign.data.source import Dataset
 from rcalign.fit import leaders
 from rcalign.fit.folds import Fold, Outcome, left_out, rows_left_out, run_fold
 from rcalign.fit.portfolio import PORTFOLIO
-from rcalign.fit.search import Pace, Round, Search
-from rcalign.fit.timing import Clock
+from rcalign.fit.search import Round, Search
+from rcalign.fit.timing import Clock, Pace
 from rcalign.training.trained import load_trained
 from toy import dark_and_light
 
@@ -85,14 +85,14 @@ def test_a_machine_slower_than_was_measured_ends_within_the_budget(
 ) -> None:
     """Steps were measured at nearly nothing: the plan is far too long, and must be given up while it is under way."""
     monkeypatch.setattr(leaders, "MOST_STEPS", 5000)
-    monkeypatch.setattr("rcalign.fit.search.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("rcalign.fit.timing.LOOK_EVERY", 0.1)
     search, last = search_of(photos, tmp_path, 15.0)
 
     def measured(tuning: Search, candidate: object) -> bool:
         tuning.seconds_per_step, tuning.overhead = 1e-4, 0.05
         return True
 
-    monkeypatch.setattr(leaders, "measure_steps", measured)
+    monkeypatch.setattr(leaders, "measure_tuning", measured)
     done = leaders.fine_tune_leaders(search, last)
     assert search.clock.left > 3, "the final model is yet to come"
     assert all(r.complete(photos.domains) for r in done), "whole comparisons only"
@@ -104,7 +104,11 @@ def test_folds_that_are_late_are_noticed_while_they_train(photos: Dataset, tmp_p
     search = Search(photos, "", tmp_path, Clock(200.0), seconds_per_step=0.01, overhead=0.1)
     candidate = dataclasses.replace(PORTFOLIO[0], name="slow")
     folds = list(search.folds([candidate], 1000).values())
-    pace = Pace(search, folds)
+
+    def expected(fold: Fold) -> float:
+        return search.expected_seconds(fold.candidate, fold.steps)
+
+    pace = Pace(folds, expected)
 
     def evaluated(step: int, at: float) -> bool:
         folder = Path(folds[0].folder)
@@ -114,7 +118,7 @@ def test_folds_that_are_late_are_noticed_while_they_train(photos: Dataset, tmp_p
             file.write(json.dumps(row) + "\n")
         os.utime(folder / "records.jsonl", (at, at))
         pace._looked = 0.0  # as if some time had passed
-        return pace.too_slow()
+        return search._late(pace)
 
     now = time.time()
     assert not evaluated(10, now - 1000), "of an earlier call: says nothing of today"
@@ -122,7 +126,8 @@ def test_folds_that_are_late_are_noticed_while_they_train(photos: Dataset, tmp_p
     assert not evaluated(30, now + 1.2), "0.02 seconds a step: three folds and the final model take two minutes"
     assert evaluated(40, now + 5), "0.2 seconds a step: ten minutes"
     assert search.slowness == pytest.approx(0.2 * 1000 / (0.1 + 0.01 * 1000), rel=0.1)
-    waiting = Pace(Search(photos, "", tmp_path, Clock(200.0), seconds_per_step=0.01, overhead=0.1), folds)
+    search.ratios.clear()
+    waiting = Pace(folds, expected)
     waiting._begun, waiting._looked = now - 60, 0.0
     os.utime(Path(folds[0].folder) / "records.jsonl", (now - 50, now - 50))
-    assert waiting.too_slow(), "83 steps have not come in 50 seconds: three folds take half an hour"
+    assert search._late(waiting), "83 steps have not come in 50 seconds: three folds take half an hour"

@@ -3,12 +3,18 @@
 There is no row left to choose a checkpoint by, nor to calibrate on: the folds say both. Its probabilities are
 calibrated on predictions for domains that were left out, which is what a new domain is like; calibrating on training
 domains makes a model too sure of itself.
+
+It must end within the budget. What its steps take is measured when it begins; if not all of them fit, as many are
+planned as do, so that a learning-rate schedule and the averaging of weights come to their end with it. If the machine
+then is slower still, it ends after the step at which time is up.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +26,18 @@ from rcalign.data.source import Dataset
 from rcalign.data.splits import split as make_splits
 from rcalign.evaluation.metrics import TEMPERATURES, expected_calibration_error, fit_temperature, softmax
 from rcalign.fit.folds import EVALUATIONS, Fold, evaluate_every
-from rcalign.fit.portfolio import Candidate
-from rcalign.store.results import RunResult
-from rcalign.store.run_folder import RunFolder
-from rcalign.training.job import prepare_run
+from rcalign.fit.portfolio import Candidate, stages_cost
+from rcalign.fit.timing import PAGE, Clock, TrainingCosts, measure_costs
+from rcalign.store.run_folder import RunConfig, RunFolder, read_config
+from rcalign.training.job import Job, prepare_run
 from rcalign.training.options import TrainOptions
-from rcalign.training.run import complete
+from rcalign.training.run import complete, cut_by_time
 
-FEWEST_FINAL_STEPS = 10
+FEWEST_FINAL_STEPS = 10  # that are made whatever the time
+FEWEST_DEFAULT_STEPS = 40  # likewise, of a model that nothing was compared for: on features or a table they take little
+SLACK = 1.15  # how much longer than measured a step may take
+BATCH_NORM_INPUTS = 500  # batches, at most, from which averaged weights have their statistics (``training.averaging``)
+MORE_FINAL = 1.5  # times as many steps as an earlier call had time for, from which it is worth training again
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,36 @@ def temperature_of(logits: Mapping[str, np.ndarray], y: Mapping[str, np.ndarray]
     return temperature, errors
 
 
+@dataclass(frozen=True)
+class FinalTraining:
+    """How long the final model was trained.
+
+    wanted: steps by the folds, or of the default. planned: those of them that fitted into the time when it began. made:
+    those of the model. cut: whether time was up before all that were planned.
+    """
+
+    wanted: int
+    planned: int
+    made: int
+    cut: bool
+
+    @property
+    def sentence(self) -> str:
+        """What the budget had no room for; empty if that is nothing."""
+        if self.cut:
+            which = "" if self.planned == self.wanted else f" (of {self.wanted:,} that were wanted)"
+            return (
+                f"The final training was stopped after {self.made:,} of {self.planned:,} steps{which} by the budget. "
+                "The same command with a larger budget goes on from there."
+            )
+        if self.planned < self.wanted:
+            return (
+                f"The final training had {self.planned:,} of {self.wanted:,} steps: more did not fit into the budget. "
+                "The same command with a larger budget trains longer."
+            )
+        return ""
+
+
 def train_final(
     dataset: Dataset,
     data: str,
@@ -91,37 +131,18 @@ def train_final(
     found: Length,
     out: Path,
     *,
+    clock: Clock,
     seed: int,
     settings: Mapping[str, Any],
     progress: bool,
-) -> RunResult:
-    """Trains on every row."""
-    options = TrainOptions(
-        algorithm=candidate.algorithm,
-        average=candidate.average,
-        hparams=candidate.hparams,
-        steps=found.steps,
-        evaluate_every=found.steps,  # one evaluation, at the end: no checkpoint is chosen by rows that were trained on
-        seed=seed,
-        freeze_backbone=candidate.frozen,
-        **settings,
-    )
+) -> FinalTraining:
+    """Trains on every row, as long as the folds say or the time allows."""
+    # one evaluation, at the end: no checkpoint is chosen by rows that were trained on
+    options = _options(candidate, found.steps, found.steps, seed, settings)
     splits = make_splits(dataset, "all", (), seed)
-    made = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
-    config = dataclasses.replace(made.config, protocol="all")
-    folder = RunFolder(out)
-    resume = folder.config_file.exists()
-    _, result = complete(
-        made.task,
-        config,
-        folder,
-        made.hparams,
-        resume=resume,
-        progress=progress,
-        average_from=found.average_from,
-    )
-    folder.state_file.unlink(missing_ok=True)
-    return result
+    job = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
+    job = dataclasses.replace(job, config=dataclasses.replace(job.config, protocol="all"))
+    return train_in_time(job, out, clock, average_from=found.average_from, progress=progress)
 
 
 def train_default(
@@ -131,27 +152,123 @@ def train_default(
     out: Path,
     *,
     steps: int | None,
+    clock: Clock,
     evaluations: int = EVALUATIONS,
     seed: int,
     settings: Mapping[str, Any],
     progress: bool,
-) -> RunResult:
+) -> FinalTraining:
     """Trains one method on all domains, a fifth of each kept to choose the checkpoint and the temperature by."""
-    options = TrainOptions(
+    every = None if steps is None else evaluate_every(steps, evaluations)
+    options = _options(candidate, steps, every, seed, settings)
+    splits = make_splits(dataset, "lodo", (), seed)
+    job = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
+    return train_in_time(job, out, clock, fewest=FEWEST_DEFAULT_STEPS, progress=progress)
+
+
+def _options(
+    candidate: Candidate, steps: int | None, every: int | None, seed: int, settings: Mapping[str, Any]
+) -> TrainOptions:
+    return TrainOptions(
         algorithm=candidate.algorithm,
         average=candidate.average,
         hparams=candidate.hparams,
         steps=steps,
-        evaluate_every=None if steps is None else evaluate_every(steps, evaluations),
+        evaluate_every=every,
         seed=seed,
         freeze_backbone=candidate.frozen,
         **settings,
     )
-    splits = make_splits(dataset, "lodo", (), seed)
-    made = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
-    folder = RunFolder(out)
-    resume = folder.config_file.exists()
-    return complete(made.task, made.config, folder, made.hparams, resume=resume, progress=progress)[1]
+
+
+def train_in_time(
+    job: Job,
+    out: Path,
+    clock: Clock,
+    *,
+    fewest: int = FEWEST_FINAL_STEPS,
+    average_from: int | None = None,
+    progress: bool = False,
+) -> FinalTraining:
+    """Trains a run in its folder, goes on with it, or finds it finished, as many of its steps as the clock allows.
+
+    fewest: steps that are made whatever the time. average_from: average the weights from that step on.
+
+    What another run left in the folder is removed. A run that an earlier call had to shorten begins again if there is
+    time for clearly more steps.
+    """
+    folder, config = RunFolder(out), job.config
+    wanted = config.steps
+    before = _steps_before(out, config)
+    if before == wanted and (found := folder.result()) is not None and not cut_by_time(folder, config, found):
+        return FinalTraining(wanted, wanted, found.steps, cut=False)
+    planned, limit = wanted, None
+    if clock.budget > 0:
+        costs = measure_costs(job)
+        assert costs is not None
+        after = PAGE + _closing_seconds(job, costs, averages=config.average is not None or average_from is not None)
+        planned = min(wanted, max(fewest, steps_in(clock.left - after, job, costs)))
+        limit = clock.limit(after, min(wanted, fewest))
+    if before is not None and before < wanted and planned >= min(wanted, MORE_FINAL * before):
+        shutil.rmtree(out)
+    elif before is not None:
+        planned = before
+    if planned < wanted:  # whatever goes by the number of steps comes to its end with the last one
+        every = evaluate_every(planned, max(1, wanted // config.evaluate_every))
+        config = dataclasses.replace(config, steps=planned, evaluate_every=every)
+        average_from = None if average_from is None else max(1, round(average_from * planned / wanted))
+    _, result = complete(
+        job.task,
+        config,
+        folder,
+        job.hparams,
+        resume=folder.config_file.exists(),
+        progress=progress,
+        average_from=average_from,
+        time_limit=limit,
+    )
+    return FinalTraining(wanted, planned, result.steps, cut_by_time(folder, config, result))
+
+
+def steps_in(seconds: float, job: Job, costs: TrainingCosts) -> int:
+    """The steps of a run that fit into a time, at most all of them; none or fewer if there is no time."""
+    config = job.config
+    evaluations = max(1, config.steps // config.evaluate_every)
+    for_steps = seconds - costs.start - evaluations * costs.row * _evaluated_rows(job)
+    per_step = SLACK * costs.step * stages_cost(config.algorithm)
+    if for_steps >= config.steps * per_step:
+        return config.steps
+    return int(for_steps / per_step)
+
+
+def _evaluated_rows(job: Job) -> int:
+    splits = job.task.splits
+    return sum(map(len, (*splits.val.values(), *splits.test.values())))
+
+
+def _closing_seconds(job: Job, costs: TrainingCosts, averages: bool) -> float:
+    """What a run takes after its last step: two evaluations, and batch-norm statistics of averaged weights."""
+    rows = 2 * _evaluated_rows(job)
+    if averages and not job.config.freeze_batch_norm:
+        in_a_step = costs.rows_in_step
+        rows += in_a_step * min(BATCH_NORM_INPUTS, job.config.steps)
+    return SLACK * costs.row * rows
+
+
+def _steps_before(out: Path, config: RunConfig) -> int | None:
+    """The steps of the run that a folder holds, if it is this one, perhaps shorter; any other run is removed."""
+    if not (out / "config.json").exists():
+        return None
+    before = read_config(out)
+    same = dataclasses.replace(before, steps=config.steps, evaluate_every=config.evaluate_every)
+    if before.steps <= config.steps and _identity(same) == _identity(config):
+        return before.steps
+    shutil.rmtree(out)
+    return None
+
+
+def _identity(config: RunConfig) -> Any:
+    return json.loads(json.dumps(config.identity()))
 
 
 def calibrate(out: Path, temperature: float, rows: int, errors: Mapping[str, float]) -> None:

@@ -1,5 +1,7 @@
 """Trains the leaders of a comparison on features again with their backbone, if the budget has room for it.
 
+What fine-tuning takes is measured before the comparison on features begins. If there is room for it, two thirds of the
+time are kept for it, since it is what changes most, and more if only that suffices for both leaders.
 One leader after the other, so that the first has a result on every domain whatever becomes of the second. A leader is
 begun only if all its folds fit into what is left of the budget; if the machine turns out to be slower, its folds end
 and it begins again with fewer steps, or not at all. So what is left at the end is always a whole comparison.
@@ -11,22 +13,42 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
-from rcalign.evaluation.evaluate import BATCH, logits_of
 from rcalign.fit.folds import EVALUATIONS, Fold, prepare_fold, read_outcome
 from rcalign.fit.portfolio import Candidate
-from rcalign.fit.search import Round, Search
-from rcalign.fit.timing import at_once, threads_of_fold, torch_threads
+from rcalign.fit.search import FEWEST_STEPS, Round, Search
+from rcalign.fit.timing import TrainingCosts, at_once, measure_costs, threads_of_fold, torch_threads
 from rcalign.sweeps.progress import duration
-from rcalign.training.run import make_model
 
 LEADERS = 2
 TUNED = ", fine-tuned"  # after the name of a method
 FEWEST_TUNING_STEPS = 100  # fewer are not worth trying
 MOST_STEPS = 1000
-MEASURED_STEPS = 2
+KEPT_SHARE = 2 / 3  # of the time, for fine-tuning and the final model
+NEARLY = 0.9  # of the steps that were planned
 MORE = 1.5  # times as many steps as an earlier call had, from which it is worth training again
+
+
+def reserve_for_leaders(search: Search, candidates: Sequence[Candidate]) -> float:
+    """The seconds to keep for fine-tuning while methods are compared on features; 0 if there is no room for it."""
+    dearest = max(candidates, key=lambda candidate: candidate.cost)
+    leader = dataclasses.replace(dearest, frozen=False)
+    tuning = _tuning_search(search)
+    if not (tuning.recall_costs(leader) or measure_tuning(tuning, leader)):
+        return 0.0
+    available = search.available
+    for count, compared in ((LEADERS, candidates), (1, candidates[:LEADERS])):
+        least = tuning.round_seconds([leader] * count, FEWEST_TUNING_STEPS) + tuning.final_seconds(FEWEST_TUNING_STEPS)
+        if search.round_seconds(compared, FEWEST_STEPS) + least <= available:
+            return max(least, KEPT_SHARE * available)
+    return 0.0
+
+
+def _tuning_search(search: Search) -> Search:
+    """The same search with costs, slowness and a folder of its own, which keeps time for the final model only."""
+    out = search.out / "fine-tuned"
+    out.mkdir(exist_ok=True)
+    slowness = [search.slowness]
+    return dataclasses.replace(search, seconds_per_step=0.0, overhead=0.0, ratios=slowness, out=out, reserve=0.0)
 
 
 def fine_tune_leaders(search: Search, last: Round) -> list[Round]:
@@ -34,11 +56,8 @@ def fine_tune_leaders(search: Search, last: Round) -> list[Round]:
     leaders = [dataclasses.replace(c, name=c.name + TUNED, frozen=False) for c in search.ranked(last)[:LEADERS]]
     if not leaders:
         return []
-    tuning = dataclasses.replace(
-        search, seconds_per_step=0.0, overhead=0.0, ratios=[search.slowness], out=search.out / "fine-tuned"
-    )
-    tuning.out.mkdir(exist_ok=True)
-    enough = tuning.recall_costs(leaders[0]) or measure_steps(tuning, leaders[0])
+    tuning = _tuning_search(search)
+    enough = tuning.recall_costs(leaders[0]) or measure_tuning(tuning, leaders[0])
     steps = _planned_steps(tuning, leaders) if enough else 0
     done: list[Round] = []
     for position, leader in enumerate(leaders):
@@ -59,30 +78,26 @@ def fine_tune_leaders(search: Search, last: Round) -> list[Round]:
     return done
 
 
-def measure_steps(tuning: Search, candidate: Candidate) -> bool:
+def measure_tuning(tuning: Search, candidate: Candidate) -> bool:
     """Measures what a step takes; False as soon as it is clear that there is not enough time for the fewest steps."""
     fold = Fold(candidate, tuning.domains[0], FEWEST_TUNING_STEPS, "", tuning.seed, tuning.settings)
+
+    def enough(costs: TrainingCosts) -> bool:
+        evaluated = EVALUATIONS * sum(map(len, job.task.splits.val.values())) + len(tuning.dataset) / len(
+            tuning.domains
+        )
+        tuning.overhead = prepared + costs.start + costs.row * evaluated
+        tuning.seconds_per_step = costs.step / candidate.cost
+        return tuning.affordable([candidate], FEWEST_TUNING_STEPS, tuning.available) >= FEWEST_TUNING_STEPS
+
     begun = time.monotonic()
     with torch_threads(threads_of_fold(tuning.workers)):
         job = prepare_fold(tuning.dataset, fold)
-        model = make_model(job.task, job.config)
-        start = time.monotonic() - begun
-        train = np.concatenate(list(job.task.splits.train.values()))
-        val = sum(map(len, job.task.splits.val.values()))
-        begun = time.monotonic()
-        predicted = len(logits_of(model.predict, job.task.inputs.batches(train[:BATCH]), len(tuning.dataset.classes)))
-        per_row = (time.monotonic() - begun) / predicted
-        tuning.overhead = start + per_row * (EVALUATIONS * val + len(tuning.dataset) / len(tuning.domains))
-        rows = model.hparams.batch_size * len(job.task.splits.train)
-        tuning.seconds_per_step = 2 * per_row * rows / candidate.cost  # forwards and backwards, at the very least
-        if tuning.affordable([candidate], FEWEST_TUNING_STEPS, tuning.available) < FEWEST_TUNING_STEPS:
-            return False
-        batches = job.task.batches(model.hparams.batch_size, tuning.seed, model.traits.balanced_sampling)
-        times = [time.monotonic()]
-        for batch in batches.iterate(0, MEASURED_STEPS):
-            model.step(batch)
-            times.append(time.monotonic())
-    tuning.seconds_per_step = float(np.diff(times).min()) / candidate.cost
+        prepared = time.monotonic() - begun
+        costs = measure_costs(job, enough)
+    if costs is None:
+        return False
+    enough(costs)
     tuning.keep_costs(candidate)
     return True
 
@@ -106,7 +121,8 @@ def _fine_tuned(tuning: Search, leader: Candidate, position: int, steps: int) ->
         if missing and needed + tuning.final_seconds(steps) > tuning.available:
             steps = tuning.affordable([leader], steps - 1, tuning.available)
     else:
-        steps = tuning.affordable([leader], steps, tuning.available)
+        fitting = tuning.affordable([leader], steps, tuning.available)
+        steps = steps if fitting >= NEARLY * steps else fitting  # as the other leader had, which can be compared
     while steps >= FEWEST_TUNING_STEPS:
         done = tuning.run_round([leader], steps, position, whole=True)
         if done.complete(tuning.domains):

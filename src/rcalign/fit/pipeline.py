@@ -27,13 +27,13 @@ from rcalign.fit.boosting import train_trees
 from rcalign.fit.conformal import PredictionSets, abstention, learn_sets
 from rcalign.fit.data_overview import DataOverview, summarise_data
 from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_method, expect
-from rcalign.fit.final import Length, calibrate, length, temperature_of, train_default, train_final
+from rcalign.fit.final import FinalTraining, calibrate, length, temperature_of, train_default, train_final
 from rcalign.fit.fit_page import render_page
 from rcalign.fit.folds import EVALUATIONS, Fold, keep_left_out, left_out
-from rcalign.fit.leaders import fine_tune_leaders
+from rcalign.fit.leaders import fine_tune_leaders, reserve_for_leaders
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
-from rcalign.fit.search import FEWEST_STEPS, PAGE, Round, Search, candidate_json, start_seconds, workers_for
-from rcalign.fit.timing import Clock
+from rcalign.fit.search import Round, Search, candidate_json, start_seconds, workers_for
+from rcalign.fit.timing import PAGE, Clock
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
 from rcalign.sweeps.progress import duration
@@ -42,6 +42,7 @@ from rcalign.training.options import TrainOptions
 
 SETS_FILE = "prediction-sets.json"
 FEW_EVALUATIONS = 4  # of the model that is trained when time has run out
+LESS = "What is expected is for all these steps: this model may do worse."
 TOO_SMALL = "The budget was too small to compare methods: the recommended one is trained."
 Say = Callable[[str], None]
 Show = Callable[[int, int, str], None]
@@ -73,6 +74,13 @@ class Fitted:
     seconds: float
     rounds: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     omitted: Sequence[str] = ()  # what the budget had no room for, in sentences
+    final: FinalTraining | None = None  # None for gradient boosting
+
+    @property
+    def shortened(self) -> str:
+        """What the budget had no room for in the final training, and what that means; empty if that is nothing."""
+        sentence = "" if self.final is None else self.final.sentence
+        return f"{sentence} {LESS}" if sentence and self.expectation is not None else sentence
 
 
 def run_pipeline(
@@ -120,8 +128,7 @@ def run_pipeline(
     full = steps or presets.choose_preset(None, arrays=True, freeze_backbone=False).steps
     if clock.left <= PAGE:
         say(TOO_SMALL)
-        few = min(full, FEWEST_STEPS)
-        return _default_only(dataset, data, out, seen, images, few, seed, settings, clock, say, progress, TOO_SMALL)
+        return _default_only(dataset, data, out, seen, images, full, seed, settings, clock, say, progress, TOO_SMALL)
     search = Search(
         dataset,
         data,
@@ -135,18 +142,29 @@ def run_pipeline(
         show=show,
         rule=rule,
     )
-    measured = search.probe(next(c for c in candidates if c.network))
-    rounds = search.run(candidates, full) if measured else []
-    scores = rounds[-1].scores(dataset.domains) if rounds else {}
+    with search.processes:
+        rounds, scores = _compare(search, candidates, full, images)
     if not scores:
         say(TOO_SMALL)
-        few = min(full, search.steps_left() if measured else FEWEST_STEPS)
-        return _default_only(dataset, data, out, seen, images, few, seed, settings, clock, say, progress, TOO_SMALL)
+        return _default_only(dataset, data, out, seen, images, full, seed, settings, clock, say, progress, TOO_SMALL)
+    return _finish(dataset, data, out, seen, rounds, scores, search, clock, rule, seed, settings, say, progress)
+
+
+def _compare(
+    search: Search, candidates: Sequence[Candidate], full_steps: int, images: bool
+) -> tuple[list[Round], dict[str, list[float]]]:
+    """The rounds that the budget allows, and the scores of the methods that are chosen from."""
+    if not search.probe(next(c for c in candidates if c.network)):
+        return [], {}
     if images:
+        search.reserve = reserve_for_leaders(search, candidates)
+    rounds = search.run(candidates, full_steps)
+    scores = rounds[-1].scores(search.domains) if rounds else {}
+    if images and scores:
         for tuned in fine_tune_leaders(search, rounds[-1]):
             rounds.append(tuned)
-            scores |= tuned.scores(dataset.domains)
-    return _finish(dataset, data, out, seen, rounds, scores, search, clock, rule, seed, settings, say, progress)
+            scores |= tuned.scores(search.domains)
+    return rounds, scores
 
 
 def before_training(what: str, seconds: float, clock: Clock) -> str:
@@ -219,12 +237,16 @@ def _finish(
     probabilities = {name: softmax(z / temperature) for name, z in logits.items()}
     sets = learn_sets(probabilities, y)
     model = out / "model"
+    final = None
     if candidate.network:
         found = length(folds)
         how_long = found.reason
         say(f"Training {candidate.name} on all {len(dataset):,} rows: {how_long}.")
-        _forget_other(model, candidate, found)
-        train_final(dataset, data, candidate, found, model, seed=seed, settings=settings, progress=progress)
+        final = train_final(
+            dataset, data, candidate, found, model, clock=clock, seed=seed, settings=settings, progress=progress
+        )
+        if final.sentence:
+            say(f"{final.sentence} {LESS}")
     else:
         how_long = "scikit-learn's own settings"
         say(f"Training {candidate.name} on all {len(dataset):,} rows: {how_long}.")
@@ -259,19 +281,10 @@ def _finish(
         seconds=clock.spent,
         rounds=[{"steps": r.steps, "methods": [c.name for c in r.candidates]} for r in rounds],
         omitted=search.omitted,
+        final=final,
     )
     _write(fitted)
     return fitted
-
-
-def _forget_other(model: Path, candidate: Candidate, found: Length) -> None:
-    """Removes the model of an earlier call that came to another outcome, as with a smaller budget."""
-    if not (model / "config.json").exists():
-        return
-    before = read_config(model)
-    same = before.algorithm == candidate.algorithm and before.steps == found.steps and before.protocol == "all"
-    if not same or any(before.hparams.get(name) != value for name, value in candidate.hparams.items()):
-        shutil.rmtree(model)
 
 
 def _default_only(
@@ -293,19 +306,22 @@ def _default_only(
     if len(dataset.domains) < 2:
         say("There is one domain only: nothing can be said of the next one.")
     model = out / "model"
-    if (model / "config.json").exists() and read_config(model).protocol == "all":
-        shutil.rmtree(model)
-    result = train_default(
+    final = train_default(
         dataset,
         data,
         candidate,
         model,
         steps=steps,
+        clock=clock,
         evaluations=EVALUATIONS if omitted is None else FEW_EVALUATIONS,
         seed=seed,
         settings=settings,
         progress=progress,
     )
+    result = RunFolder(model).result()
+    assert result is not None
+    if final.sentence:
+        say(final.sentence)
     fitted = Fitted(
         data=data,
         folder=out,
@@ -328,6 +344,7 @@ def _default_only(
         budget=clock.budget,
         seconds=clock.spent,
         omitted=() if omitted is None else (omitted,),
+        final=final,
     )
     _write(fitted)
     return fitted
@@ -420,6 +437,9 @@ def _write(fitted: Fitted) -> None:
 
 def fit_summary(fitted: Fitted) -> dict[str, Any]:
     """Plain values of all that was found."""
+    final = None
+    if fitted.final is not None:
+        final = {**dataclasses.asdict(fitted.final), "sentence": fitted.shortened}
     values: dict[str, Any] = {
         "data": fitted.data,
         "folder": str(fitted.folder),
@@ -443,6 +463,7 @@ def fit_summary(fitted: Fitted) -> dict[str, Any]:
         "commands": [command for command, _ in fitted.commands],
         "notes": list(fitted.notes),
         "length": fitted.length,
+        "final_training": final,
         "rounds": list(fitted.rounds),
         "omitted": list(fitted.omitted),
         "budget": fitted.budget,

@@ -8,6 +8,7 @@ small budget compares the most useful.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,6 @@ def portfolio(more: Sequence[str] = (), *, domains: int, images: bool, table: bo
     >>> [c.name for c in portfolio(["mldg+swad"], domains=4, images=False, table=False)][:4]
     ['ERM', 'MLDG + SWAD', 'SWAD', 'BSoftmax + SWAD']
     """
-    costs = json.loads((resources.files("rcalign") / "algorithms" / "costs.json").read_text())
     asked = [_asked(text) for text in more]
     known = {candidate.name for candidate in PORTFOLIO}
     chosen = [PORTFOLIO[0], *(item for item in asked if item.name not in known), *PORTFOLIO[1:]]
@@ -69,9 +69,29 @@ def portfolio(more: Sequence[str] = (), *, domains: int, images: bool, table: bo
         traits = registry.description(candidate.algorithm).traits
         if traits.min_domains > max(1, domains - 1) and candidate not in asked:
             continue
-        cost = float(costs.get(candidate.algorithm) or 1.0)
-        found.append(dataclasses.replace(candidate, cost=max(cost, 0.5), frozen=images))
+        cost = max(step_cost(candidate.algorithm), 0.5) * stages_cost(candidate.algorithm)
+        found.append(dataclasses.replace(candidate, cost=cost, frozen=images))
     return [found[0], BOOSTING, *found[1:]] if table else found
+
+
+@functools.cache
+def _costs() -> dict[str, float | None]:
+    return json.loads((resources.files("rcalign") / "algorithms" / "costs.json").read_text())
+
+
+def step_cost(algorithm: str) -> float:
+    """What a step takes, without those of a first stage, in those of plain training."""
+    return float(_costs().get(algorithm) or 1.0)
+
+
+def stages_cost(algorithm: str) -> float:
+    """What a step of all stages of a method takes, in those of its last stage.
+
+    >>> stages_cost("ERM"), stages_cost("CRT") > 2
+    (1.0, True)
+    """
+    before = registry.description(algorithm).traits.stage_one
+    return 1.0 if before is None else 1.0 + stages_cost(before) * step_cost(before) / step_cost(algorithm)
 
 
 def _asked(text: str) -> Candidate:

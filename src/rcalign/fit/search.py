@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,10 @@ import numpy as np
 from rcalign.data.source import Dataset
 from rcalign.errors import InputError
 from rcalign.files import write_whole
-from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, evaluate_every, folder_of, read_outcome, run_fold
+from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, folder_of, read_outcome, run_fold
 from rcalign.fit.portfolio import Candidate
-from rcalign.fit.timing import Clock, StepTimes, at_once, interrupt_when, threads_of_fold, torch_threads
+from rcalign.fit.timing import PAGE, Clock, Pace, StepTimes, at_once, interrupt_when, threads_of_fold, torch_threads
 from rcalign.interrupts import asked_to_stop
-from rcalign.store.run_folder import RunFolder
 from rcalign.sweeps.progress import duration
 
 PROBE_STEPS = 18
@@ -34,10 +34,9 @@ PROBE_EVALUATIONS = 3
 PROBE_SHARE = 0.25  # of what is left of the budget, at most
 FEWEST_STEPS = 40  # of a round: fewer say nothing
 SAFETY = 1.25  # how much longer than measured a fold may take
+DEAR = 1.2  # the cost of a step of a dear method, in those of plain training
 RAY_START = 10.0  # seconds until Ray and its workers are there, at least
 WORTH = 6.0  # how many times as long as their start processes must be of use
-PAGE = 6.0  # seconds for what follows the last training
-LOOK_EVERY = 2.0  # seconds between two looks at how far running folds are
 RECENT = 5  # folds that say how fast the machine is now
 
 
@@ -78,6 +77,9 @@ class Search:
     seconds_per_step: float = 0.0
     overhead: float = 0.0
     start_seconds: float = RAY_START
+    reserve: float = 0.0  # seconds that are kept for what follows the comparison, if the final model takes fewer
+    boosting_seconds: float = 0.0  # of the longest fold of gradient boosting so far
+    processes: ExitStack = field(default_factory=ExitStack)  # ends Ray
     ratios: list[float] = field(default_factory=list)  # of the seconds of a fold to those that were expected
 
     @property
@@ -146,17 +148,19 @@ class Search:
 
     def learn_from(self, fold: Fold, seconds: float) -> None:
         """Takes what a fold has taken into account for what follows."""
-        if fold.candidate.network and self.seconds_per_step > 0:
+        if not fold.candidate.network:
+            self.boosting_seconds = max(self.boosting_seconds, seconds)
+        elif self.seconds_per_step > 0:
             self.ratios.append(seconds / self.expected_seconds(fold.candidate, fold.steps))
 
     def expected_seconds(self, candidate: Candidate, steps: int) -> float:
-        """The seconds that a fold of a network takes on a machine as it was when it was measured."""
+        """The seconds that a fold takes on a machine as it was when it was measured."""
+        if not candidate.network:
+            return self.boosting_seconds or 2.0 + len(self.dataset) / 5000
         return self.overhead + steps * self.seconds_per_step * candidate.cost
 
     def seconds(self, candidate: Candidate, steps: int) -> float:
         """The seconds that a fold of a candidate may take."""
-        if not candidate.network:
-            return SAFETY * (2.0 + len(self.dataset) / 5000)
         return SAFETY * self.slowness * self.expected_seconds(candidate, steps)
 
     def round_seconds(self, candidates: Sequence[Candidate], steps: int) -> float:
@@ -164,24 +168,20 @@ class Search:
         return at_once([self.seconds(c, steps) for c in candidates for _ in self.domains], self.workers)
 
     def final_seconds(self, steps: int, slowness: float | None = None) -> float:
-        """The seconds that the final model may take: all domains, more rows, the slowest candidate."""
+        """The seconds that the final model may take: all domains, more rows, a dear candidate."""
         more = len(self.domains) / max(1, len(self.domains) - 1)
         slow = self.slowness if slowness is None else slowness
-        return SAFETY * slow * (self.overhead + 1.3 * more * steps * self.seconds_per_step) + PAGE
+        network = self.overhead + DEAR * more * steps * self.seconds_per_step
+        return SAFETY * slow * max(network, more * self.boosting_seconds) + PAGE
 
-    def steps_left(self) -> int:
-        """The steps that one training may have in what is left of the budget, at least a few.
-
-        With one short fold to go by, twice as long as measured is allowed for.
-        """
-        slow = 2 * SAFETY * self.slowness
-        left = self.clock.left - PAGE - slow * self.overhead
-        return max(FEWEST_STEPS, int(left / (slow * 1.3 * self.seconds_per_step)))
+    def rest_seconds(self, steps: int, slowness: float | None = None) -> float:
+        """The seconds that are kept for what follows a round of so many steps."""
+        return max(self.reserve, self.final_seconds(steps, slowness))
 
     @property
     def available(self) -> float:
-        """The seconds that are left once the workers are there."""
-        return self.clock.left - (self.start_seconds if self.workers > 1 else 0.0)
+        """The seconds that are left for rounds and the final model, once the workers are there."""
+        return self.clock.left - self.reserve - (self.start_seconds if self.workers > 1 else 0.0)
 
     def omit(self, sentence: str) -> None:
         """Says, now and on the page, what the budget has no room for."""
@@ -210,7 +210,7 @@ class Search:
             self.omit(f"The budget has no room for: {left}.")
         first = self.run_round(chosen, steps, position=0)
         rounds = [first]
-        if steps >= full_steps or self.clock.left <= self.final_seconds(steps):
+        if steps >= full_steps or self.clock.left <= self.rest_seconds(steps):
             return rounds
         ranked = self.ranked(first)
         if len(ranked) < 2:
@@ -241,8 +241,8 @@ class Search:
         return max(FEWEST_STEPS, self.affordable(chosen, full_steps, share * available)), chosen
 
     def _fits(self, candidates: Sequence[Candidate], steps: int, available: float) -> bool:
-        """Whether a round and the final model after it fit into a time."""
-        return self.round_seconds(candidates, steps) + self.final_seconds(steps) <= available
+        """Whether a round, and of what follows it what was not reserved, fit into a time."""
+        return self.round_seconds(candidates, steps) + self.rest_seconds(steps) - self.reserve <= available
 
     def affordable(self, candidates: Sequence[Candidate], most: int, available: float) -> int:
         """The steps that candidates may have in a time, in which the final model is trained as well."""
@@ -303,12 +303,29 @@ class Search:
         total = len(folds)
         count = 0
         over = False
-        pace = Pace(self, folds) if whole else None
+        begun: set[str] = set()  # folders
+        late: set[str] = set()  # candidates that cannot have a result on every domain any more
+        pace = Pace(folds, lambda fold: self.expected_seconds(fold.candidate, fold.steps)) if whole else None
 
         def out_of_time() -> bool:
             nonlocal over
-            over = over or self.clock.left <= self.final_seconds(done.steps) or (pace is not None and pace.too_slow())
+            over = over or self.clock.left <= self.rest_seconds(done.steps) or (pace is not None and self._late(pace))
             return over
+
+        def may_begin(position: int) -> bool:
+            """Whether this fold and all further ones of its candidate can end in time."""
+            fold = folds[position]
+            name = fold.candidate.name
+            if name in self.failed or name in late:
+                return False
+            rest = [f for f in folds if f.candidate.name == name and f.folder not in begun]
+            needed = at_once([self.slowness * self.expected_seconds(f.candidate, f.steps) for f in rest], self.workers)
+            if self.clock.left < needed + self.rest_seconds(done.steps):
+                late.add(name)
+                return False
+            begun.add(fold.folder)
+            self.show(count, total, f"{name} without {fold.domain}")
+            return True
 
         def ended(position: int, outcome: Outcome | None) -> None:
             nonlocal count
@@ -328,23 +345,52 @@ class Search:
                 self.say(f"  {name} failed without '{fold.domain}': {outcome.error}")
             self.show(count, total, self._progress(fold, done))
 
-        self.show(0, total, f"{folds[0].candidate.name} without {folds[0].domain}")
         if self.workers > 1:
-            from rcalign.sweeps.run_on_ray import run_tasks
+            from rcalign.sweeps.run_on_ray import Resources, connected, run_tasks
 
-            run_tasks(run_fold, [(self.data, fold) for fold in folds], self.workers, ended, out_of_time)
-            return
+            # one Ray for all rounds: its workers keep what they have imported and loaded
+            self.processes.enter_context(connected(Resources(workers=self.workers)))
+            self.start_seconds = 0.0
+            run_tasks(run_fold, [(self.data, fold) for fold in folds], self.workers, ended, out_of_time, may_begin)
+        else:
+            self._train_here(folds, ended, out_of_time, may_begin)
+        unfinished = [c for c in done.candidates if c.name not in (*done.complete(self.domains), *self.failed)]
+        if unfinished and not whole:
+            names = ", ".join(f"{c.name} ({len(done.outcomes[c.name])} of {len(self.domains)})" for c in unfinished)
+            self.omit(
+                f"For lack of time, without a result on every domain at {done.steps} steps: {names}. The same command "
+                "with a larger budget goes on from here."
+            )
+
+    def _train_here(
+        self,
+        folds: Sequence[Fold],
+        ended: Callable[[int, Outcome | None], None],
+        out_of_time: Callable[[], bool],
+        may_begin: Callable[[int], bool],
+    ) -> None:
         with asked_to_stop() as stopped, interrupt_when(out_of_time):
             for position, fold in enumerate(folds):
-                if fold.candidate.name in self.failed:
-                    continue
-                self.show(count, total, f"{fold.candidate.name} without {fold.domain}")
-                outcome = run_fold(self.dataset, fold)
-                ended(position, outcome)
                 if out_of_time():
                     return
-                if stopped.is_set() or outcome.end == "interrupted":
+                if not may_begin(position):
+                    continue
+                outcome = run_fold(self.dataset, fold)
+                ended(position, outcome)
+                if not out_of_time() and (stopped.is_set() or outcome.end == "interrupted"):
                     raise KeyboardInterrupt
+
+    def _late(self, pace: Pace) -> bool:
+        """Whether what is left of the budget will not suffice for all folds and what follows them."""
+        seen = pace.look()
+        if seen is None:
+            return False
+        left, slow = seen[0], max(seen[1], self.slowness)
+        needed = at_once([slow * seconds for seconds in left], self.workers)
+        if needed + self.rest_seconds(pace.steps, slow) <= self.clock.left:
+            return False
+        self.ratios = [slow]  # what is planned next goes by it
+        return True
 
     def _progress(self, fold: Fold, done: Round) -> str:
         scores = done.scores(self.domains)
@@ -381,48 +427,6 @@ def workers_for(left: float, start: float) -> int:
     """Processes to use: this one where others would hardly be there when the time is over, else one for each core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 1 if left < WORTH * start else cores
-
-
-class Pace:
-    """How fast the folds of a round are, from the evaluations that they write while they train."""
-
-    def __init__(self, search: Search, folds: Sequence[Fold]) -> None:
-        self._search, self._folds = search, folds
-        self._begun, self._looked = time.time(), time.monotonic()
-        self._first: dict[str, tuple[float, int]] = {}  # folder -> when its first evaluation was written, which step
-
-    def too_slow(self) -> bool:
-        """Whether what is left of the budget will not suffice for all folds and the final model."""
-        if time.monotonic() < self._looked + LOOK_EVERY:
-            return False
-        self._looked = time.monotonic()
-        search, steps = self._search, self._folds[0].steps
-        slow, left = search.slowness, []
-        for fold in self._folds:
-            if read_outcome(fold) is None:
-                expected = search.expected_seconds(fold.candidate, steps)
-                step, per_step = self._seen(fold)
-                left.append(expected * (1 - step / steps))
-                slow = max(slow, per_step * steps / expected)
-        late = at_once([slow * seconds for seconds in left], search.workers)
-        if late <= search.clock.left - search.final_seconds(steps, slow):
-            return False
-        search.ratios = [slow]  # what is planned next goes by it
-        return True
-
-    def _seen(self, fold: Fold) -> tuple[int, float]:
-        """The steps that a fold has, and what one takes at least, in seconds, its share of the evaluations included."""
-        folder = RunFolder(fold.folder)
-        records = folder.records()
-        step = records[-1].step if records else 0
-        latest = folder.records_file if records else folder.config_file
-        written = latest.stat().st_mtime if latest.exists() else 0.0
-        if written < self._begun:  # not begun, or by an earlier call
-            return step, 0.0
-        begun, first = self._first.setdefault(fold.folder, (written, step))
-        so_far = (written - begun) / (step - first) if step > first else 0.0
-        since = (time.time() - written) / evaluate_every(fold.steps) if step < fold.steps else 0.0
-        return step, max(so_far, since)  # the next evaluation is still to come
 
 
 def candidate_json(candidate: Candidate) -> dict[str, Any]:

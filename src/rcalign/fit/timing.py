@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from rcalign.errors import InputError
-from rcalign.store.run_folder import Record
+from rcalign.evaluation.evaluate import BATCH, logits_of
+from rcalign.fit.folds import Fold, evaluate_every, read_outcome
+from rcalign.store.run_folder import Record, RunFolder
 from rcalign.training.callbacks import Callback, RunStart
+from rcalign.training.job import Job
+from rcalign.training.run import make_model
+from rcalign.training.time_limit import TimeLimit
+
+PAGE = 6.0  # seconds for what follows the last training
+ASK_AGAIN = 3.0  # seconds; who is asked a second time stops at once
+LOOK_EVERY = 2.0  # seconds between two looks at how far running folds are
+MEASURED_STEPS = (2, 30)  # at least and at most, beside the first one, which takes longer
+MEASURED_SECONDS = 1.0  # after which no more are measured
 
 
 class Clock:
@@ -31,6 +44,13 @@ class Clock:
     @property
     def left(self) -> float:
         return self.budget - self.spent
+
+    def limit(self, rest: float, fewest: int) -> TimeLimit | None:
+        """Ends a training so that ``rest`` seconds are left after it, but not before the fewest steps.
+
+        None without a budget: then nothing is ended.
+        """
+        return TimeLimit(self._started + self.budget - rest, fewest) if self.budget > 0 else None
 
 
 def seconds_of(text: str) -> float:
@@ -52,12 +72,15 @@ def seconds_of(text: str) -> float:
 
 
 def at_once(seconds: Sequence[float], workers: int) -> float:
-    """The seconds after which tasks that begin in this order have ended at the latest (Graham's bound).
+    """The seconds after which tasks have ended that begin in this order, each as soon as a worker is free.
 
-    >>> at_once([4.0] * 3, 2), at_once([4.0] * 4, 1)
-    (8.0, 16.0)
+    >>> at_once([4.0] * 3, 2), at_once([4.0] * 4, 1), at_once([1.0, 1.0, 5.0], 2)
+    (8.0, 16.0, 6.0)
     """
-    return sum(seconds) / workers + (1 - 1 / workers) * max(seconds, default=0.0)
+    free_at = [0.0] * workers
+    for item in seconds:
+        heapq.heapreplace(free_at, free_at[0] + item)
+    return max(free_at)
 
 
 def threads_of_fold(workers: int) -> int:
@@ -115,7 +138,84 @@ class StepTimes(Callback):
         self._at, self._step = time.perf_counter(), record.step
 
 
-ASK_AGAIN = 3.0  # seconds; who is asked a second time stops at once
+@dataclass(frozen=True)
+class TrainingCosts:
+    """Seconds. start: to build the model. row: to predict one row. step: of one training step, on how many rows."""
+
+    start: float
+    row: float
+    step: float
+    rows_in_step: int
+
+
+def measure_costs(job: Job, enough: Callable[[TrainingCosts], bool] = lambda least: True) -> TrainingCosts | None:
+    """What the training of a job takes now, by some steps of a model that is thrown away.
+
+    enough: told what it takes at the very least, as soon as that is known; None if it says no.
+    """
+    begun = time.monotonic()
+    model = make_model(job.task, job.config)
+    start = time.monotonic() - begun
+    rows = np.concatenate(list(job.task.splits.train.values()))[:BATCH]
+    begun = time.monotonic()
+    logits_of(model.predict, job.task.inputs.batches(rows), model.spec.num_classes)
+    row = (time.monotonic() - begun) / len(rows)
+    in_step = model.hparams.batch_size * len(job.task.splits.train)
+    if not enough(TrainingCosts(start, row, 2 * row * in_step, in_step)):  # forwards and backwards
+        return None
+    batches = job.task.batches(model.hparams.batch_size, job.config.seed, model.traits.balanced_sampling)
+    fewest, most = MEASURED_STEPS
+    times: list[float] = []
+    for batch in batches.iterate(0, 1 + most):
+        if model.refresh_due():
+            model.refresh(*job.task.training_features(model))
+        model.step(batch)
+        times.append(time.monotonic())
+        if len(times) > fewest and times[-1] - times[0] > MEASURED_SECONDS:
+            break
+    return TrainingCosts(start, row, (times[-1] - times[0]) / (len(times) - 1), in_step)
+
+
+class Pace:
+    """How fast folds are, from the evaluations that they write while they train.
+
+    expected: the seconds that a fold takes, by what was measured first.
+    """
+
+    def __init__(self, folds: Sequence[Fold], expected: Callable[[Fold], float]) -> None:
+        self._folds, self._expected = folds, expected
+        self.steps = folds[0].steps
+        self._begun, self._looked = time.time(), time.monotonic()
+        self._first: dict[str, tuple[float, int]] = {}  # folder -> when its first evaluation was written, which step
+
+    def look(self) -> tuple[list[float], float] | None:
+        """What is expected of the rest of each fold, in seconds, and how many times as long it takes; None if the last
+        look was a moment ago."""
+        if time.monotonic() < self._looked + LOOK_EVERY:
+            return None
+        self._looked = time.monotonic()
+        left, slow = [], 0.0
+        for fold in self._folds:
+            if read_outcome(fold) is None:
+                expected = self._expected(fold)
+                step, per_step = self._seen(fold)
+                left.append(expected * (1 - step / fold.steps))
+                slow = max(slow, per_step * fold.steps / expected)
+        return left, slow
+
+    def _seen(self, fold: Fold) -> tuple[int, float]:
+        """The steps that a fold has, and what one takes at least, in seconds, its share of the evaluations included."""
+        folder = RunFolder(fold.folder)
+        records = folder.records()
+        step = records[-1].step if records else 0
+        latest = folder.records_file if records else folder.config_file
+        written = latest.stat().st_mtime if latest.exists() else 0.0
+        if written < self._begun:  # not begun, or by an earlier call
+            return step, 0.0
+        begun, first = self._first.setdefault(fold.folder, (written, step))
+        so_far = (written - begun) / (step - first) if step > first else 0.0
+        since = (time.time() - written) / evaluate_every(fold.steps) if step < fold.steps else 0.0
+        return step, max(so_far, since)  # the next evaluation is still to come
 
 
 class interrupt_when:

@@ -341,12 +341,14 @@ def run_tasks(
     workers: int,
     on_end: Callable[[int, Any], None],
     out_of_time: Callable[[], bool],
+    may_begin: Callable[[int], bool] = lambda position: True,
 ) -> bool:
     """Calls a function with each tuple of arguments, ``workers`` at a time on this machine, in the order given.
 
     on_end: gets the position and what was returned, as each task ends; None for one whose process died or that was
-    stopped. out_of_time: asked now and then; once it says so, what runs is asked to stop and nothing more begins.
-    Returns whether all tasks were begun.
+    stopped. out_of_time: asked now and then; once it says so, what runs is asked to stop, is ended if it does not, and
+    nothing more begins. may_begin: asked for each position when it is its turn; a task that may not begin is left out.
+    Returns whether the turn of every task came.
     """
     waiting = deque(enumerate(tasks))
     flying: dict[Any, int] = {}
@@ -356,7 +358,10 @@ def run_tasks(
         while waiting or flying:
             while waiting and len(flying) < workers:
                 position, arguments = waiting.popleft()
-                flying[work.remote(given, arguments)] = position
+                if may_begin(position):
+                    flying[work.remote(given, arguments)] = position
+            if not flying:
+                break
             ready, _ = ray.wait(list(flying), num_returns=1, timeout=POLL)
             for ref in ready:
                 on_end(flying.pop(ref), _returned(ref))
@@ -368,6 +373,8 @@ def run_tasks(
                     ready, _ = ray.wait(list(flying), num_returns=1, timeout=POLL)
                     for ref in ready:
                         on_end(flying.pop(ref), _returned(ref))
+                for ref in flying:
+                    ray.cancel(ref, force=True)
                 if stopped.is_set():
                     raise KeyboardInterrupt
                 return not waiting
