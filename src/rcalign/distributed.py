@@ -16,6 +16,7 @@ to the order of summation. Where there is one worker, nothing here costs anythin
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -634,6 +635,9 @@ def process_group(device: str = "cpu") -> Iterator[Workers]:
     rank = int(os.environ.get("RANK", "0"))
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    # torch's optimizers import this at their first step, and what it then keeps of the group outlives it: its threads
+    # would still run when the interpreter ends, which now and then ends it by SIGABRT
+    importlib.import_module("torch._dynamo")
     dist.init_process_group(
         "nccl" if device.startswith("cuda") else "gloo",
         store=_meet(rank, size),

@@ -1,6 +1,6 @@
 """What one worker of the test does: some steps of each case in float64; the first worker writes what came of them.
 
-python dividing.py RANK SIZE PORT OUT CASE...
+python dividing.py OUT CASE...
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from rcalign import registry, spaces
+from rcalign import distributed, registry, spaces
 from rcalign.algorithms.base import Network, seeded
 from rcalign.checkpoints import save_weights
 from rcalign.distributed import TRAFFIC, DividedRows, workers
@@ -102,11 +100,14 @@ def train(case: str, accumulate: int = 1) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    rank, size, port, out, *names = sys.argv[1:]
+    out, *names = sys.argv[1:]
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=int(size), timeout=timedelta(minutes=20)
-    )
+    distributed.ARRIVAL_SECONDS = 1200  # imports may take long beside other work
+    with distributed.process_group():
+        train_all(Path(out), names)
+
+
+def train_all(out: Path, names: list[str]) -> None:
     failures = {}
     for case in names:
         try:
@@ -114,11 +115,10 @@ def main() -> None:
         except Exception as error:  # the test says which case it was
             failures[case] = f"{type(error).__name__}: {error}"
             continue
-        if rank == "0":
-            save_weights(Path(out) / f"{case}.safetensors", {k: v.contiguous() for k, v in found.items()})
-    if rank == "0":
-        (Path(out) / "failures.json").write_text(json.dumps(failures))
-    dist.destroy_process_group()
+        if workers().is_first:
+            save_weights(out / f"{case}.safetensors", {k: v.contiguous() for k, v in found.items()})
+    if workers().is_first:
+        (out / "failures.json").write_text(json.dumps(failures))
 
 
 if __name__ == "__main__":

@@ -31,16 +31,32 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(size: int, out: Path, names: list[str]) -> list[subprocess.Popen[bytes]]:
-    port = str(free_port())
+def start(size: int, *command: str | Path) -> list[subprocess.Popen[str]]:
+    """So many workers, each running Python with these arguments."""
     path = os.pathsep.join([str(HERE.parent), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         subprocess.Popen(
-            [sys.executable, str(HERE / "dividing.py"), str(rank), str(size), port, str(out), *names],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            [sys.executable, *command],
+            env={**os.environ, **common, **meeting, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(size)
     ]
+
+
+def printed(processes: list[subprocess.Popen[str]]) -> list[str]:
+    """What each worker has printed, once all have ended well."""
+    found = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return found
+
+
+def divide(size: int, out: Path, names: list[str]) -> None:
+    """Trains these cases on so many workers, the results below a folder."""
+    printed(start(size, HERE / "dividing.py", out, *names))
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +68,7 @@ def alone() -> dict[str, dict[str, torch.Tensor]]:
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the results of all cases on so many workers."""
     out = tmp_path_factory.mktemp(f"workers-{request.param}")
-    processes = start(request.param, out, cases())
-    assert [process.wait() for process in processes] == [0] * request.param
+    divide(request.param, out, cases())
     return out
 
 
@@ -119,27 +134,40 @@ with distributed.process_group():
 
 @pytest.mark.slow
 def test_sums_begin_before_the_backward_pass_ends() -> None:
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", OVERLAP],
-            env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), **common, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
     later, first = 4 * (3 * 4 + 4 + 4 * 5 + 5), 4 * (2 * 3 + 3)
-    for process in processes:
-        printed, _ = process.communicate()
-        assert process.returncode == 0 and [int(word) for word in printed.split()] == [later, later + first]
+    for text in printed(start(2, "-c", OVERLAP)):
+        assert [int(word) for word in text.split()] == [later, later + first]
+
+
+# which threads a worker still has after it
+THREADS = """
+import os
+import torch
+from rcalign import distributed
+def threads():
+    return sorted(open(f"/proc/self/task/{number}/comm").read() for number in os.listdir("/proc/self/task"))
+before = threads()
+with distributed.process_group():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    distributed.any_worker(True)
+    parameter.grad = torch.ones(3)
+    torch.optim.Adam([parameter]).step()
+    assert threads() != before
+print(threads() == before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of a process's threads")
+def test_no_thread_of_the_process_group_outlives_it() -> None:
+    assert [text.strip() for text in printed(start(2, "-c", THREADS))] == ["True", "True"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is none here")
 def test_a_compiled_network_is_divided_too(tmp_path: Path) -> None:
     case = "RC-Align compiled"
-    assert [process.wait() for process in start(2, tmp_path, [case])] == [0, 0]
+    divide(2, tmp_path, [case])
     assert json.loads((tmp_path / "failures.json").read_text()) == {}
     assert_close(load_weights(tmp_path / f"{case}.safetensors"), train("RC-Align"))
 
@@ -149,7 +177,7 @@ def test_a_compiled_network_is_divided_too(tmp_path: Path) -> None:
 def test_the_formula_of_traffic_predicts_the_count(size: int, tmp_path: Path) -> None:
     # backward passes, domains passed through
     passes = {"ERM": (1, 3), "RC-Align": (2, 3), "Fish": (3, 3), "CORAL": (1, 3), "MMD": (1, 3)}
-    assert [process.wait() for process in start(size, tmp_path, list(passes))] == [0] * size
+    divide(size, tmp_path, list(passes))
     parameters = sum(p.numel() for p in toy.vector_network().featurizer.parameters())
     for name, (backward, domains) in passes.items():
         found = load_weights(tmp_path / f"{name}.safetensors")
