@@ -24,7 +24,7 @@ from rcalign.fit.folds import LEFT_OUT, Fold, Outcome
 from rcalign.fit.pipeline import run_pipeline
 from rcalign.fit.portfolio import portfolio, stages_cost
 from rcalign.fit.search import Round, Search
-from rcalign.fit.timing import MEASURED_STEPS, PAGE, Clock, at_once
+from rcalign.fit.timing import CLOSING, MEASURED_STEPS, Clock, at_once
 from rcalign.store.run_folder import RunFolder
 from rcalign.training.job import Job, prepare_run
 from rcalign.training.options import TrainOptions
@@ -70,7 +70,7 @@ def data(tmp_path: Path) -> Dataset:
 
 def job_of(data: Dataset, steps: int = WANTED, **options: Any) -> Job:
     options = {"schedule": "cosine", "test_domains": ("2",), **options}  # a schedule goes by the number of steps
-    return prepare_run(TrainOptions(algorithm="ERM", steps=steps, evaluate_every=steps, **options), data)
+    return prepare_run(TrainOptions(algorithm="ERM", steps=steps, **{"evaluate_every": steps, **options}), data)
 
 
 def weights(folder: Path) -> bytes:
@@ -95,10 +95,10 @@ def test_with_time_enough_the_clock_changes_nothing(data: Dataset, tmp_path: Pat
 def test_as_many_steps_are_planned_as_fit_and_schedule_and_average_end_with_them(
     data: Dataset, tmp_path: Path, machine: Machine, seconds: float
 ) -> None:
-    clock = Clock(PAGE + MEASURING + seconds)
+    clock = Clock(CLOSING + MEASURING + seconds)
     found = train_in_time(job_of(data), tmp_path / "run", clock, average_from=45)
     assert FEWEST_FINAL_STEPS <= found.planned < WANTED and found.made == found.planned and not found.cut
-    assert clock.left >= PAGE, "what follows has its time"
+    assert clock.left >= CLOSING, "what follows has its time"
     assert found.made >= 0.8 * seconds, "and the time is used"
     assert f"had {found.made} of {WANTED} steps" in found.sentence
     start = max(1, round(45 * found.planned / WANTED))
@@ -111,10 +111,10 @@ def test_a_machine_that_becomes_slower_ends_in_time_and_goes_on_later(
 ) -> None:
     train_in_time(job_of(data), tmp_path / "whole", Clock(0), average_from=40)
     machine.made, machine.slower = 0, (MEASURING + 5, 4.0)
-    clock = Clock(PAGE + MEASURING + 1.3 * WANTED)
+    clock = Clock(CLOSING + MEASURING + 1.3 * WANTED)
     cut = train_in_time(job_of(data), tmp_path / "cut", clock, average_from=40)
     assert cut.cut and cut.planned == WANTED and FEWEST_FINAL_STEPS < cut.made < WANTED
-    assert clock.left >= PAGE - machine.step * 4, "at most one step late"
+    assert clock.left >= CLOSING - machine.step * 4, "at most one step late"
     assert f"stopped after {cut.made} of {WANTED} steps by the budget" in cut.sentence
     result = RunFolder(tmp_path / "cut").result()
     assert result is not None and result.steps == cut.made
@@ -130,11 +130,21 @@ def test_without_time_a_few_steps_are_made_and_with_more_time_it_begins_again(
 ) -> None:
     none = train_in_time(job_of(data), tmp_path / "run", Clock(1.0))
     assert none.made == none.planned == FEWEST_FINAL_STEPS and none.sentence
-    little = train_in_time(job_of(data), tmp_path / "run", Clock(PAGE + MEASURING + 1.2 * FEWEST_FINAL_STEPS))
+    little = train_in_time(job_of(data), tmp_path / "run", Clock(CLOSING + MEASURING + 1.2 * FEWEST_FINAL_STEPS))
     assert little == none, "hardly more: kept"
     whole = train_in_time(job_of(data), tmp_path / "run", Clock(BUDGET))
     train_in_time(job_of(data), tmp_path / "whole", Clock(0))
     assert whole.made == WANTED and weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+def test_a_run_that_was_stopped_goes_on_although_it_would_be_evaluated_otherwise_now(
+    data: Dataset, tmp_path: Path, machine: Machine
+) -> None:
+    machine.slower = (5, 1e6)
+    cut = train_in_time(job_of(data, evaluate_every=30), tmp_path / "run", Clock(BUDGET))
+    machine.slower = (10**9, 1.0)
+    assert cut.cut
+    assert train_in_time(job_of(data, evaluate_every=12), tmp_path / "run", Clock(BUDGET)).made == WANTED
 
 
 def test_what_another_run_left_is_removed(data: Dataset, tmp_path: Path) -> None:
@@ -229,7 +239,7 @@ def test_one_call_leaves_time_for_the_leaders_and_uses_it(
     tuned: list[Round] = leaders.fine_tune_leaders(search, rounds[-1])
     assert len(tuned) == leaders.LEADERS and not any("fine-tuned" in sentence for sentence in search.omitted)
     steps = tuned[0].steps
-    final = 3.0 + 0.3 * 3 / 2 * steps + PAGE
+    final = 3.0 + 0.3 * 3 / 2 * steps + CLOSING
     assert search.clock.left >= final, "the final model is yet to come"
     assert steps == leaders.MOST_STEPS or search.clock.left - final < 0.35 * budget, "the time is used"
     assert sum(not fold.candidate.frozen for fold, _ in ended) == 2 * 3

@@ -80,7 +80,7 @@ def summarise_data(dataset: Dataset, features: np.ndarray | None = None, *, seed
         if gone.any()
     )
     sentences = [
-        *_shift_sentences(prior, feature),
+        *(_shift_sentences(prior, feature) if len(dataset.domains) > 1 else ()),
         *_copy_sentences(copies, dataset),
         *_count_sentences(dataset, counts, missing),
     ]

@@ -27,7 +27,7 @@ from rcalign.data.splits import split as make_splits
 from rcalign.evaluation.metrics import TEMPERATURES, expected_calibration_error, fit_temperature, softmax
 from rcalign.fit.folds import EVALUATIONS, Fold, evaluate_every
 from rcalign.fit.portfolio import Candidate, stages_cost
-from rcalign.fit.timing import PAGE, Clock, TrainingCosts, measure_costs
+from rcalign.fit.timing import Clock, TrainingCosts, measure_costs
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training.job import Job, prepare_run
 from rcalign.training.options import TrainOptions
@@ -199,24 +199,29 @@ def train_in_time(
     """
     folder, config = RunFolder(out), job.config
     wanted = config.steps
-    before = _steps_before(out, config)
-    if before == wanted and (found := folder.result()) is not None and not cut_by_time(folder, config, found):
+    before = _same_before(out, config)
+    found = folder.result()
+    if before is not None and before.steps == wanted and found is not None and not cut_by_time(folder, before, found):
         return FinalTraining(wanted, wanted, found.steps, cut=False)
     planned, limit = wanted, None
     if clock.budget > 0:
         costs = measure_costs(job)
         assert costs is not None
-        after = PAGE + _closing_seconds(job, costs, averages=config.average is not None or average_from is not None)
+        averages = config.average is not None or average_from is not None
+        after = clock.closing + _last_evaluations(job, costs, averages)
         planned = min(wanted, max(fewest, steps_in(clock.left - after, job, costs)))
         limit = clock.limit(after, min(wanted, fewest))
-    if before is not None and before < wanted and planned >= min(wanted, MORE_FINAL * before):
+    every = config.evaluate_every
+    if planned < wanted:
+        every = evaluate_every(planned, max(1, wanted // every))
+    if before is not None and before.steps < wanted and planned >= min(wanted, MORE_FINAL * before.steps):
         shutil.rmtree(out)
     elif before is not None:
-        planned = before
-    if planned < wanted:  # whatever goes by the number of steps comes to its end with the last one
-        every = evaluate_every(planned, max(1, wanted // config.evaluate_every))
-        config = dataclasses.replace(config, steps=planned, evaluate_every=every)
-        average_from = None if average_from is None else max(1, round(average_from * planned / wanted))
+        planned, every = before.steps, before.evaluate_every
+    # whatever goes by the number of steps comes to its end with the last one
+    config = dataclasses.replace(config, steps=planned, evaluate_every=every)
+    if average_from is not None and planned < wanted:
+        average_from = max(1, round(average_from * planned / wanted))
     _, result = complete(
         job.task,
         config,
@@ -246,23 +251,22 @@ def _evaluated_rows(job: Job) -> int:
     return sum(map(len, (*splits.val.values(), *splits.test.values())))
 
 
-def _closing_seconds(job: Job, costs: TrainingCosts, averages: bool) -> float:
-    """What a run takes after its last step: two evaluations, and batch-norm statistics of averaged weights."""
+def _last_evaluations(job: Job, costs: TrainingCosts, averages: bool) -> float:
+    """The seconds of a run after its last step: two evaluations, and batch-norm statistics of averaged weights."""
     rows = 2 * _evaluated_rows(job)
     if averages and not job.config.freeze_batch_norm:
-        in_a_step = costs.rows_in_step
-        rows += in_a_step * min(BATCH_NORM_INPUTS, job.config.steps)
+        rows += costs.rows_in_step * min(BATCH_NORM_INPUTS, job.config.steps)
     return SLACK * costs.row * rows
 
 
-def _steps_before(out: Path, config: RunConfig) -> int | None:
-    """The steps of the run that a folder holds, if it is this one, perhaps shorter; any other run is removed."""
+def _same_before(out: Path, config: RunConfig) -> RunConfig | None:
+    """The run that a folder holds, if it is this one, perhaps shorter; any other run is removed."""
     if not (out / "config.json").exists():
         return None
     before = read_config(out)
     same = dataclasses.replace(before, steps=config.steps, evaluate_every=config.evaluate_every)
     if before.steps <= config.steps and _identity(same) == _identity(config):
-        return before.steps
+        return before
     shutil.rmtree(out)
     return None
 

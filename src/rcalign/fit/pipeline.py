@@ -33,7 +33,7 @@ from rcalign.fit.folds import EVALUATIONS, Fold, keep_left_out, left_out
 from rcalign.fit.leaders import fine_tune_leaders, reserve_for_leaders
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
 from rcalign.fit.search import Round, Search, candidate_json, start_seconds, workers_for
-from rcalign.fit.timing import PAGE, Clock
+from rcalign.fit.timing import Clock
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
 from rcalign.sweeps.progress import duration
@@ -120,13 +120,13 @@ def run_pipeline(
     with forecasts_to(lambda what, left: say(before_training(what, left, clock))):
         features = _frozen_features(dataset, seed, settings, progress) if images else None
     seen = summarise_data(dataset, features, seed=seed)
-    say(f"{seen.rows:,} rows, {len(seen.domains)} domains, {len(seen.classes)} classes.")
+    say(f"{seen.rows:,} rows, {len(seen.domains)} domain{'s'[: len(seen.domains) > 1]}, {len(seen.classes)} classes.")
     for sentence in (*seen.sentences, *dataset.notes):
         say(f"- {sentence}")
     if budget == 0 or len(dataset.domains) < 2:
         return _default_only(dataset, data, out, seen, images, steps, seed, settings, clock, say, progress)
     full = steps or presets.choose_preset(None, arrays=True, freeze_backbone=False).steps
-    if clock.left <= PAGE:
+    if clock.left <= clock.closing:
         say(TOO_SMALL)
         return _default_only(dataset, data, out, seen, images, full, seed, settings, clock, say, progress, TOO_SMALL)
     search = Search(

@@ -25,7 +25,7 @@ from rcalign.errors import InputError
 from rcalign.files import write_whole
 from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, folder_of, read_outcome, run_fold
 from rcalign.fit.portfolio import Candidate
-from rcalign.fit.timing import PAGE, Clock, Pace, StepTimes, at_once, interrupt_when, threads_of_fold, torch_threads
+from rcalign.fit.timing import Clock, Pace, StepTimes, at_once, interrupt_when, threads_of_fold, torch_threads
 from rcalign.interrupts import asked_to_stop
 from rcalign.sweeps.progress import duration
 
@@ -156,7 +156,7 @@ class Search:
     def expected_seconds(self, candidate: Candidate, steps: int) -> float:
         """The seconds that a fold takes on a machine as it was when it was measured."""
         if not candidate.network:
-            return self.boosting_seconds or 2.0 + len(self.dataset) / 5000
+            return self.boosting_seconds or 0.5 + len(self.dataset) / 5000
         return self.overhead + steps * self.seconds_per_step * candidate.cost
 
     def seconds(self, candidate: Candidate, steps: int) -> float:
@@ -172,7 +172,7 @@ class Search:
         more = len(self.domains) / max(1, len(self.domains) - 1)
         slow = self.slowness if slowness is None else slowness
         network = self.overhead + DEAR * more * steps * self.seconds_per_step
-        return SAFETY * slow * max(network, more * self.boosting_seconds) + PAGE
+        return SAFETY * slow * max(network, more * self.boosting_seconds) + self.clock.closing
 
     def rest_seconds(self, steps: int, slowness: float | None = None) -> float:
         """The seconds that are kept for what follows a round of so many steps."""
@@ -420,7 +420,7 @@ class Search:
 
 def start_seconds(clock: Clock) -> float:
     """How long further processes take to be there, from how long this one took."""
-    return max(RAY_START, 1.5 * clock.spent)
+    return max(RAY_START, 1.5 * clock.start)
 
 
 def workers_for(left: float, start: float) -> int:

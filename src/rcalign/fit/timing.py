@@ -23,7 +23,7 @@ from rcalign.training.job import Job
 from rcalign.training.run import make_model
 from rcalign.training.time_limit import TimeLimit
 
-PAGE = 6.0  # seconds for what follows the last training
+CLOSING = 6.0  # seconds for what follows the last training: calibration, the page, the end of the program
 ASK_AGAIN = 3.0  # seconds; who is asked a second time stops at once
 LOOK_EVERY = 2.0  # seconds between two looks at how far running folds are
 MEASURED_STEPS = (2, 30)  # at least and at most, beside the first one, which takes longer
@@ -31,11 +31,17 @@ MEASURED_SECONDS = 1.0  # after which no more are measured
 
 
 class Clock:
-    """How much of the budget is left. budget: seconds. begun: the time.monotonic() from which it counts, or now."""
+    """How much of the budget is left. budget: seconds. begun: the time.monotonic() from which it counts, or now.
+
+    start: the seconds until this clock was made: what the program took to start. closing: what to keep for its end,
+    more on a machine on which it started slowly.
+    """
 
     def __init__(self, budget: float, begun: float | None = None) -> None:
         self.budget = budget
         self._started = time.monotonic() if begun is None else begun
+        self.start = self.spent
+        self.closing = max(CLOSING, self.start / 2)
 
     @property
     def spent(self) -> float:

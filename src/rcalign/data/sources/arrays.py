@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,9 @@ def load(file: str | os.PathLike[str]) -> Dataset:
 def unlabelled_arrays(file: str | os.PathLike[str]) -> Dataset:
     """The x of an ``.npz`` file, in one class and one domain without meaning."""
     file = Path(os.path.abspath(file))
-    read = _read(file)
-    rows = np.zeros(len(read["x"]) if "x" in read and read["x"].ndim else 0, dtype=np.int64)
-    return from_arrays({**read, "y": rows, "domain": rows} if "x" in read else {}, name=file.stem, where=f"'{file}'")
+    read = _read(file, required=("x",))
+    rows = np.zeros(len(read["x"]) if read["x"].ndim else 0, dtype=np.int64)
+    return from_arrays({**read, "y": rows, "domain": rows}, name=file.stem, where=f"'{file}'")
 
 
 def from_arrays(arrays: dict[str, np.ndarray], *, name: str = "arrays", where: str = "the data") -> Dataset:
@@ -49,12 +50,7 @@ def from_arrays(arrays: dict[str, np.ndarray], *, name: str = "arrays", where: s
     >>> data.classes, data.domains, data.y.tolist(), data.content.x.dtype
     (('0', '4'), ('0.5', '10'), [1, 0], dtype('float32'))
     """
-    missing = [key for key in REQUIRED if key not in arrays]
-    if missing:
-        raise InputError(
-            f"{where} lacks the array {', '.join(missing)}: found {', '.join(sorted(arrays)) or 'nothing'}, expected "
-            "x, y, domain and perhaps split and group."
-        )
+    _check_names(arrays, REQUIRED, where)
     n = len(arrays["x"]) if arrays["x"].ndim else 0
     if n == 0:
         raise InputError(f"{where} has no rows: x of shape {arrays['x'].shape} was found.")
@@ -91,7 +87,17 @@ def from_arrays(arrays: dict[str, np.ndarray], *, name: str = "arrays", where: s
     )
 
 
-def _read(file: Path) -> dict[str, np.ndarray]:
+def _check_names(found: Collection[str], required: Sequence[str], where: str) -> None:
+    missing = [key for key in required if key not in found]
+    if missing:
+        extra = " and perhaps split and group" if required == REQUIRED else ""
+        raise InputError(
+            f"{where} lacks the array {', '.join(missing)}: found {', '.join(sorted(found)) or 'nothing'}, expected "
+            f"{', '.join(required)}{extra}."
+        )
+
+
+def _read(file: Path, required: Sequence[str] = REQUIRED) -> dict[str, np.ndarray]:
     try:
         with open(file, "rb") as opened:
             start = opened.read(6)
@@ -100,11 +106,14 @@ def _read(file: Path) -> dict[str, np.ndarray]:
             what = "one array, as numpy.save writes it" if one else "no archive of arrays, whatever its name says"
             raise InputError(f"'{file}' is {what}: write x, y and domain with numpy.savez.")
         with np.load(file, allow_pickle=False) as archive:
+            _check_names(archive.files, required, f"'{file}'")
             found = {key: archive[key] for key in (*REQUIRED, *OPTIONAL) if key in archive.files}
         for key, value in found.items():
             if not isinstance(value, np.ndarray):  # numpy hands over what is no array as it is
                 raise ValueError(f"{key} is no array")
         return found
+    except InputError:
+        raise
     except ValueError as error:
         if "pickle" in str(error):
             raise InputError(
