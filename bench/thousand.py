@@ -18,6 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import Progress
+
 ROOT = Path(__file__).parent.parent
 SWEEP = "import sys; from rcalign import api; api.sweep(sys.argv[1], out=sys.argv[2], workers=int(sys.argv[3]))"
 
@@ -55,11 +58,16 @@ def main() -> None:
         try:
             codes = {f"before ({asked.before})": old, "now": ROOT}
             found: dict[tuple[str, int], list[float]] = {(name, k): [] for name in codes for k in (1, 2)}
-            for code in codes.values():
-                rate(code, 4, 1, Path(folder))  # features of the frozen backbone, once
-            for turn in range(asked.rounds):
-                for name, workers in list(found) if turn % 2 == 0 else reversed(list(found)):
-                    found[name, workers].append(rate(codes[name], asked.runs, workers, Path(folder)))
+            with Progress(console=Console(stderr=True)) as progress:
+                bar = progress.add_task("features of the frozen backbone", total=2 + asked.rounds * len(found))
+                for code in codes.values():
+                    rate(code, 4, 1, Path(folder))
+                    progress.advance(bar)
+                for turn in range(asked.rounds):
+                    for name, workers in list(found) if turn % 2 == 0 else reversed(list(found)):
+                        progress.update(bar, description=f"{asked.runs} runs, {name}, {workers} at once")
+                        found[name, workers].append(rate(codes[name], asked.runs, workers, Path(folder)))
+                        progress.advance(bar)
         finally:
             subprocess.run([*git, "remove", "--force", str(old)], check=True)
     for name in codes:
