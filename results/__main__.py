@@ -71,10 +71,12 @@ def run_step(name: str) -> None:
         for seed in step_study.SEEDS:
             step_study.run_row(name, file, seed)
         return
-    labels = step_study.LATE if name == "late" else step_study.WHOLE
     for held_out in step_study.ROWS["pacs"].held_out:
         assert held_out is not None
-        step_study.run_images(name, file, held_out, 0, labels)
+        step_study.run_images(name, file, held_out, 0, step_study.LATE if name == "late" else step_study.WHOLE)
+        if name == "whole":
+            for seed in step_study.SEEDS[1:]:
+                step_study.run_images(name, file, held_out, seed, step_study.THREE_SEEDS)
 
 
 def main() -> None:

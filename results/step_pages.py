@@ -346,11 +346,12 @@ def _fine_tuned(file: Path, title: str) -> str:
         cells = [f"{np.mean(values):.1f}" if values else "–" for values in of_domain.values()]
         whole = f"{np.mean(list(found.values())):.1f}" if all(of_domain.values()) else "–"
         gaps = [found[key] - base[key] for key in found if key in base]
-        gap = "" if label == BASELINE else str(weighted(gaps, [1 / len(gaps)] * len(gaps)))
-        shown.append([label, *cells, whole, gap, str(len(found))])
+        gap = f"{gaps[0]:+.1f}" if len(gaps) == 1 else str(weighted(gaps, [1 / len(gaps)] * len(gaps)))
+        shown.append([label, *cells, whole, "" if label == BASELINE else gap, str(len(found))])
     steps, batch, rate = study.SETTINGS[lines[0]["row"]]
     settings = (
-        f"112 px, {steps} steps of {batch} images per domain, learning rate {rate:g}, no search, the same for all."
+        f"112 px, {steps} steps of {batch} images per domain, learning rate {rate:g}, no search, the same for all. "
+        "Differences are of runs on the same domain with the same seed."
     )
     return "\n".join(
         [f"## {title}", f"{settings}\n", markdown(["method", *domains, "mean", "− ERM (95 %)", "runs"], shown)]

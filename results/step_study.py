@@ -61,6 +61,7 @@ ABLATION = {  # the paper's, at the paper's settings: M = meta step, DA = alignm
 }
 SETTINGS = {"late": (150, 12, 2e-4), "whole": (600, 8, 1e-4)}  # steps, images per domain, learning rate
 WHOLE = ("ERM", "RC-Align (ours), equal shares", "RC-Align (paper)", "BSoftmax", "CORAL", "Fish", "SAGM")
+THREE_SEEDS = ("ERM", "RC-Align (paper)", "CORAL")  # of these; the others have the first only
 LATE = ("ERM", "RC-Align (paper)", "RC-Align (ours)", "BSoftmax", "Fish", "SAGM", "CORAL")
 
 
