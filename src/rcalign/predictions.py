@@ -129,6 +129,10 @@ class Predictions:
             self.notes.append(f"{NOT_ADAPTED}: {estimates.doubt}. See 'rcalign diagnose --target'.")
             yield names, rows
             return
+        if not estimates.differ:
+            self.notes.append(f"{NOT_ADAPTED}: they are those in training, as far as can be told.")
+            yield names, rows
+            return
         self.adapted = True
         corrected = iter(softmax(adapt_priors(logits, training, shares / shares.sum())))
         yield names, [None if row is None else next(corrected) for row in rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -50,6 +52,15 @@ def test_the_intervals_cover() -> None:
         covered += [i.low <= t <= i.high for i, t in zip(found.bbse, truth, strict=True)]
         covered += [i.low <= t <= i.high for i, t in zip(found.em, truth, strict=True)]
     assert np.mean(covered) >= 0.88  # 95 % nominal; 240 correlated trials
+
+
+def test_a_model_that_is_never_wrong_is_believed() -> None:
+    """Its intervals have hardly any width, and must not be taken for apart."""
+    rng = np.random.default_rng(0)
+    labels, new = rng.choice(3, 200), rng.choice([0, 2], 100)
+    logits = [12 * np.eye(3)[y] + rng.normal(size=(len(y), 3)) for y in (labels, new)]
+    found = estimate_priors(logits[0], labels, logits[1], classes=("a", "b", "c"), replicates=50)
+    assert found.agree and found.differ and found.noise < 0.01
 
 
 def test_no_shift_stays_no_shift() -> None:
@@ -154,13 +165,54 @@ def site(seed: int, moved: float) -> tuple[bool, float, float]:
     )
     shares = np.array([one.value for one in found.em])
     adapted = adapt_priors(logits, source, shares / shares.sum())
-    return found.doubt is None, *((scores.argmax(1) == labels).mean() for scores in (logits, adapted))
+    return found.doubt is None and found.differ, *((scores.argmax(1) == labels).mean() for scores in (logits, adapted))
+
+
+def weak_site(seed: int, scale: float, rows: int) -> tuple[bool, bool, float]:
+    """A model of six classes, ``scale`` apart, on few rows of a new site that looks a little different: (is there no
+    other doubt, are the shares used, what using them changes in accuracy)."""
+    rng = np.random.default_rng(seed)
+    means, offsets = scale * rng.normal(size=(6, 6)), 0.5 * rng.normal(size=(5, 6))
+    domain, y = np.repeat(np.arange(4), 150), rng.integers(6, size=600)
+    x = rng.normal(size=(600, 6)) + means[y] + offsets[domain]
+    left_out = np.zeros((600, 6))
+    for k in range(4):
+        fitted = LogisticRegression(max_iter=300).fit(x[domain != k], y[domain != k])
+        left_out[domain == k] = fitted.decision_function(x[domain == k])
+    model = LogisticRegression(max_iter=300).fit(x, y)
+    labels = rng.choice(6, rows, p=rng.dirichlet(np.full(6, 5.0)))
+    new = rng.normal(size=(rows, 6)) + means[labels] + offsets[4]
+    source = np.bincount(y, minlength=6) / 600
+    logits = model.decision_function(new)
+    found = estimate_priors(
+        left_out,
+        y,
+        logits,
+        classes=tuple("abcdef"),
+        source_priors=source,
+        source_domains=domain,
+        features=(x, new),
+        replicates=40,
+        seed=seed,
+    )
+    shares = np.array([one.value for one in found.em])
+    adapted = adapt_priors(logits, source, shares / shares.sum())
+    change = (adapted.argmax(1) == labels).mean() - (logits.argmax(1) == labels).mean()
+    without = dataclasses.replace(found, noise=0.0).doubt is None
+    return without, found.doubt is None and found.differ, change
+
+
+def test_a_model_that_knows_little_is_not_adapted_by_few_samples() -> None:
+    sites = [weak_site(seed, scale, rows) for scale, rows in ((0.4, 40), (0.8, 100)) for seed in range(8)]
+    plausible = [change for without, _, change in sites if without]
+    assert len(plausible) >= 8 and np.mean(plausible) < -0.03, "nothing else raises doubt, and using them does harm"
+    assert sum(used for _, used, _ in sites) <= 1
 
 
 def test_shares_are_trusted_where_only_they_changed() -> None:
     only_shares = [site(seed, 0.0) for seed in range(15)]
-    assert np.mean([trusted for trusted, *_ in only_shares]) >= 0.8
+    assert np.mean([trusted for trusted, *_ in only_shares]) >= 0.6
     assert np.mean([after - before for trusted, before, after in only_shares if trusted]) > 0.005
     moved = [site(seed, 1.5) for seed in range(15)]
-    assert np.mean([trusted for trusted, *_ in moved]) <= 0.2
+    assert np.mean([trusted for trusted, *_ in moved]) <= 0.1
     assert min(after - before for _, before, after in moved) < -0.05  # what is prevented

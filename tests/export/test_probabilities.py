@@ -39,8 +39,14 @@ def predicted(run: Path, file: Path, out: Path) -> np.ndarray:
 
 
 def adapted(run: Path, file: Path, out: Path) -> np.ndarray:
-    result = api.predict(run, [file], adapt_priors=True)
-    assert result["adapted"]
+    """By a model that tells the classes apart well: by another nothing is adapted."""
+    data = dict(np.load(run.parent / "rows.npz"))
+    data["x"] = data["x"] + 3 * np.eye(5)[data["y"]]
+    np.savez(out / "apart.npz", **data)
+    np.savez(out / "new.npz", x=np.tile(data["x"][data["y"] != 1], (3, 1))[:400])
+    api.train(out / "apart.npz", "ERM", ["2"], steps=60, out=out / "apart")
+    result = api.predict(out / "apart", [out / "new.npz"], adapt_priors=True)
+    assert result["adapted"] and result["priors"]["1"] < 0.05
     rows = result["rows"]
     assert [row["confidence"] for row in rows] == [max(row[c] for c in CLASSES) for row in rows]
     return np.array([[row[c] for c in CLASSES] for row in rows])
@@ -114,8 +120,8 @@ def test_predict_and_diagnose_start_from_the_same_training_priors(tmp_path: Path
     rng = np.random.default_rng(0)
     domain = np.repeat([0, 1, 2], [300, 60, 60])
     y = np.where(rng.random(420) < np.array([0.9, 0.1, 0.5])[domain], 0, 1)
-    np.savez(tmp_path / "rows.npz", x=rng.normal(size=(420, 3)) + 2 * np.eye(3)[y], y=y, domain=domain)
-    np.savez(tmp_path / "new.npz", x=rng.normal(size=(90, 3)) + 2 * np.eye(3)[(np.arange(90) < 20).astype(int)])
+    np.savez(tmp_path / "rows.npz", x=rng.normal(size=(420, 3)) + 3 * np.eye(3)[y], y=y, domain=domain)
+    np.savez(tmp_path / "new.npz", x=rng.normal(size=(90, 3)) + 3 * np.eye(3)[(np.arange(90) < 20).astype(int)])
     api.train(tmp_path / "rows.npz", "ERM", ["2"], steps=20, out=tmp_path / "run")
     model = load_trained(tmp_path / "run", CPU)
     target = api.diagnose(tmp_path / "run", target=tmp_path / "new.npz").target

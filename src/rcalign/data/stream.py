@@ -74,7 +74,7 @@ def _decoded(path: Path, size: int) -> np.ndarray | str:
     except BadImage as why:
         return str(why)
     except InputError:
-        return "it cannot be read"
+        return "it cannot be read" if path.exists() else "there is no such file"
 
 
 def _collect(paths: Sequence[Path], results: Sequence[np.ndarray | str], size: int) -> DecodedBatch:

@@ -254,7 +254,7 @@ def _shares(priors: PriorEstimates) -> Answer:
     ordered = sorted(zip(priors.em, priors.source, priors.classes, strict=True), key=lambda item: -item[0].value)
     listed = "; ".join(f"'{name}' {one.value:.0%} ({one.low:.0%} to {one.high:.0%})" for one, _, name in ordered[:4])
     more = f"; {len(ordered) - 4} more below" if len(ordered) > 4 else ""
-    moved = [name for one, source, name in ordered if source < one.low or source > one.high]
+    moved = [name for one, source, name in ordered if priors.differ and (source < one.low or source > one.high)]
     named = ", ".join(f"'{name}'" for name in moved[:4])
     detail = f"Other than in training: {named}." if moved else "As in training."
     return Answer("plain", question, listed + more, detail)
@@ -275,8 +275,10 @@ def _what_to_do(target: Target, measured: HeldOut | None) -> Answer:
         "inside": "Use the model, and have a look at the unusual samples below." if odd else "Use the model.",
     }[target.verdict]
     shares = target.priors
-    differ = shares is not None and any(
-        source < one.low or source > one.high for one, source in zip(shares.em, shares.source, strict=True)
+    differ = (
+        shares is not None
+        and shares.differ
+        and any(source < one.low or source > one.high for one, source in zip(shares.em, shares.source, strict=True))
     )
     hint = "Its class shares differ: 'rcalign predict --adapt-priors' takes that into account."
     return Answer(

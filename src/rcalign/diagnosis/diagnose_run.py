@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rcalign.diagnosis.diagnose import diagnose_features
 from rcalign.diagnosis.findings import Diagnosis
 from rcalign.diagnosis.inputs import FeatureSet, load_features
 from rcalign.diagnosis.target_samples import TargetOutputs, target_outputs
-from rcalign.errors import InputError
+from rcalign.errors import InputError, unknown
 from rcalign.store.run_folder import RunFolder
 from rcalign.training.run_data import LabelledOutputs, untrained_outputs
 from rcalign.training.tracking import read_tracking
@@ -56,7 +57,10 @@ def diagnose_run(
     outputs = None
     if target is None:
         options["target"] = next((name for name in model.config.test_domains if name in names), None)
-    elif str(target) not in names and (Path(target).exists() or Path(target).suffix):
+    elif str(target) not in names:
+        if not (Path(target).exists() or Path(target).suffix or os.sep in str(target)):
+            samples = "Or name samples without labels: a folder of images, a .csv list, an .npz or a table."
+            raise unknown("domain", str(target), names, samples)
         outputs = target_outputs(model, target)
         options = {
             "target": _free_name(Path(target).stem or str(target), names),
