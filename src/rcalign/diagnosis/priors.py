@@ -199,7 +199,7 @@ def estimate_priors(
         agree=max(gaps) <= _GAP,
         left=left,
         allowed=allowed,
-        shift=_variation(em, source),
+        shift=total_variation(em, source),
         noise=noise,
         confidence=confidence,
         replicates=replicates,
@@ -248,10 +248,15 @@ def estimator_noise(
             of_class = of_class if len(of_class) else np.flatnonzero(labels == c)
             np.add.at(counts[:, b], rng.choice(of_class, truth[b, c]), 1)
     found = em_priors(logits, shares, counts, tolerance=1e-5, iterations=300).T
-    return float(np.quantile([_variation(a, b) for a, b in zip(found, truth / size, strict=True)], 1 - level))
+    return float(np.quantile([total_variation(a, b) for a, b in zip(found, truth / size, strict=True)], 1 - level))
 
 
-def _variation(a: Array, b: Array) -> float:
+def total_variation(a: Array, b: Array) -> float:
+    """Half of the sum of differences of two distributions over classes (C,): 0 if they are the same, at most 1.
+
+    >>> total_variation(np.array([1.0, 0.0]), np.array([0.25, 0.75]))
+    0.75
+    """
     return float(np.abs(a - b).sum() / 2)
 
 

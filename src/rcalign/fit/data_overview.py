@@ -28,6 +28,7 @@ from sklearn.model_selection import StratifiedKFold
 from rcalign.data.column_encoder import encode_columns
 from rcalign.data.columns import Table, as_category, learn_encoding
 from rcalign.data.source import Arrays, Dataset, ImageArray, listed
+from rcalign.diagnosis.priors import total_variation
 
 MOST_ROWS = 2000  # that the linear guess of the domain is fitted on
 MOST_INPUTS = 32
@@ -108,7 +109,7 @@ def prior_shift(counts: np.ndarray) -> float:
     if domains < 2:
         return 0.0
     shares = counts / counts.sum(1, keepdims=True)
-    return float(np.mean([np.abs(a - b).sum() / 2 for a, b in itertools.combinations(shares, 2)]))
+    return float(np.mean([total_variation(a, b) for a, b in itertools.combinations(shares, 2)]))
 
 
 def feature_shift(features: np.ndarray, y: np.ndarray, domain: np.ndarray, *, seed: int = 0) -> float | None:
