@@ -225,10 +225,10 @@ class RunFolder:
         """The weights after a step, where a run keeps those of every evaluation."""
         return self.path / f"step-{step:06d}.safetensors"
 
-    def drop_what_is_not_kept(self, keep: str, state: bool = False) -> None:
+    def drop_what_is_not_kept(self, keep: str, keep_state: bool = False) -> None:
         """Removes the training state of a finished run, unless it may go on, and the weights that it does not keep."""
         unwanted = {"none": [self.best_file, self.last_file], "best": [self.last_file]}.get(keep, [])
-        for file in [*([] if state else [self.state_file]), *unwanted]:
+        for file in [*([] if keep_state else [self.state_file]), *unwanted]:
             file.unlink(missing_ok=True)
 
     def result(self) -> RunResult | None:

@@ -123,7 +123,7 @@ def _tidy(folder: RunFolder, config: RunConfig, keep_state: bool) -> None:
     if again.best_file.exists():  # after the result was written: a kill in between must not mix the two trainings
         os.replace(again.best_file, folder.best_file)
         again.drop_what_is_not_kept("none")
-    folder.drop_what_is_not_kept(config.keep, state=keep_state)
+    folder.drop_what_is_not_kept(config.keep, keep_state)
     first = RunFolder(folder.path / STAGE_ONE)
     if first.config_file.exists():
         first.drop_what_is_not_kept(config.keep)
