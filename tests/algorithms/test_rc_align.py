@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from rcalign import spaces
@@ -71,6 +72,30 @@ def literal_expectation(counts: Tensor) -> Tensor:
     return torch.tensor([kept * m for m in means], dtype=torch.float64)
 
 
+def literal_cross_validation(counts: Tensor) -> Tensor:
+    """The domains' mean log share (centred) to the power under which the others' foretell each domain's shares best."""
+    logs = torch.log(counts) - torch.log(counts).mean(1, keepdim=True)
+
+    def misfit(power: float) -> float:
+        total = 0.0
+        for k in range(len(counts)):
+            others = torch.stack([row for i, row in enumerate(logs) if i != k]).mean(0)
+            foretold = torch.exp(power * others) / torch.exp(power * others).sum()
+            total -= float((counts[k] / counts[k].sum() * torch.log(foretold)).sum())
+        return total
+
+    found = minimize_scalar(misfit, bounds=(0, 1), method="bounded", options={"xatol": 1e-12})
+    power = min((0.0, 1.0, float(found.x)), key=misfit)
+    return power * logs.mean(0)
+
+
+LITERAL_TARGETS = {
+    "equal": lambda counts: 0.0,
+    "expected": literal_expectation,
+    "cross_validated": literal_cross_validation,
+}
+
+
 # --- Algorithm 1, with its random draws made in the same order ----------------------------------------------------
 
 
@@ -93,7 +118,7 @@ class Literal:
 
     def cross_entropy(self, theta: list[Tensor], z: Tensor, y: Tensor, d: Tensor) -> Tensor:
         counts = torch.tensor(COUNTS[: self.domains], dtype=torch.float64)
-        goal = 0.0 if self.h.target_prior == "equal" else literal_expectation(counts)
+        goal = LITERAL_TARGETS[self.h.target_prior](counts)
         logits = z @ theta[4].T + theta[5] + self.h.logit_adjustment * (torch.log(counts)[d] - goal)
         return sum(torch.log(torch.exp(row).sum()) - row[k] for row, k in zip(logits, y.tolist(), strict=True)) / len(y)
 
@@ -215,6 +240,7 @@ READINGS = [
     {"warm_up": 3},
     {"warm_up": 3, "mixup_alpha": 0.0, "episodes": "all"},
     {"logit_adjustment": 1.0, "target_prior": "expected"},
+    {"logit_adjustment": 1.0, "target_prior": "cross_validated"},
 ]
 
 

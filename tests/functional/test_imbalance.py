@@ -13,6 +13,7 @@ from rcalign.functional.classification import domain_cross_entropy
 
 rows = st.lists(st.integers(0, 5000), min_size=3, max_size=3).filter(any)
 tables = st.lists(rows, min_size=1, max_size=4).map(torch.tensor)
+full_rows = st.lists(st.integers(1, 200), min_size=3, max_size=3)  # no class is missing
 
 
 def case(seed: int = 0, sizes: tuple[int, ...] = (5, 3, 4)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -132,3 +133,37 @@ def test_the_prior_of_a_domain_may_be_scaled() -> None:
     torch.testing.assert_close(*losses)
     equal = F.cross_entropy(logits + im.log_prior(torch.full((3, 3), 5))[domain], y)
     torch.testing.assert_close(equal, F.cross_entropy(logits, y))
+
+
+@given(full_rows, st.integers(2, 4))
+@settings(max_examples=50, deadline=None)
+def test_estimated_shares_of_domains_that_agree_are_theirs(row: list[int], domains: int) -> None:
+    counts = torch.tensor([row] * domains)
+    for estimate in (im.expected_log_shares, im.cross_validated_log_shares):
+        torch.testing.assert_close(estimate(counts).softmax(0), counts[0].double() / counts[0].sum())
+
+
+@given(st.lists(full_rows, min_size=2, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_no_other_power_foretells_left_out_shares_better(rows: list[list[int]]) -> None:
+    """The estimate is a power in [0, 1] of the mean shares, and no other power has a larger likelihood."""
+    counts = torch.tensor(rows)
+    logs = counts.double().log()
+    logs = logs - logs.mean(1, keepdim=True)
+    mean, found = logs.mean(0), im.cross_validated_log_shares(counts)
+    if float(mean.norm()) < 1e-6:
+        return
+    power = float((found @ mean) / (mean @ mean))
+    assert -1e-9 <= power <= 1 + 1e-9
+    torch.testing.assert_close(found, power * mean, atol=1e-9, rtol=0)
+    shares = counts / counts.sum(1, keepdim=True)
+    others = torch.stack([logs[torch.arange(len(logs)) != k].mean(0) for k in range(len(logs))])
+    likelihood = [
+        float((shares * (t * others).log_softmax(1)).sum()) for t in (power, *torch.linspace(0, 1, 41).tolist())
+    ]
+    assert likelihood[0] >= max(likelihood) - 1e-9
+
+
+def test_domains_whose_frequent_classes_are_unrelated_give_equal_shares() -> None:
+    counts = torch.tensor([[90, 5, 5], [5, 90, 5], [5, 5, 90]])
+    torch.testing.assert_close(im.cross_validated_log_shares(counts), torch.zeros(3, dtype=torch.float64))

@@ -83,7 +83,7 @@ def test_polynomial_weighs_iterates_by_a_power_of_their_step(power: int) -> None
 
 def test_an_algorithm_may_turn_its_own_averaging_on() -> None:
     traits = registry.get("RC-Align").traits
-    assert traits.averaging({"weight_average": True}) == "polynomial"
+    assert traits.averaging({"weight_average": True}) == "swad"
     assert traits.averaging({"weight_average": False}) is None
 
 

@@ -21,9 +21,11 @@ DA is ``functional.alignment.alignment_loss``. ``meta = false`` trains on L_inne
 Over the first ``warm_up`` steps w and the share of the mixed in the plain loss grow from 1 / warm_up to all (ours).
 With ``logit_adjustment`` t > 0 (ours, not the paper's) every CE is that of the logits + t log n_d, n_d being the class
 counts of the row's domain: what is learned then holds for classes of equal size, and no domain's prior is in it. With
-``target_prior = expected`` n_d is first divided by the class shares to expect of an unseen domain
-(``functional.imbalance.expected_log_shares``), for which it then holds: those on which the source domains agree.
-With ``weight_average`` (ours) the run keeps the average of its last weights (``--average polynomial``).
+another ``target_prior`` n_d is first divided by the class shares that an unseen domain is thought to have, for which it
+then holds: ``expected``, those on which the source domains agree (``functional.imbalance.expected_log_shares``), or
+``cross_validated``, those that foretell a source domain's shares best when it is left out
+(``functional.imbalance.cross_validated_log_shares``).
+With ``weight_average`` (ours) the run keeps SWAD's average of its weights (``--average swad``).
 
 With ``target_alignment`` t > 0 (ours; unsupervised adaptation only) L_inner has the further term
 
@@ -37,7 +39,7 @@ Paper: RC-Align (ICML 2026), Algorithms 1 and 2. What it leaves open and what wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -56,11 +58,17 @@ from rcalign.functional.alignment import (
     pair_sums,
     shrunk_centroids,
 )
-from rcalign.functional.imbalance import expected_log_shares, log_prior
+from rcalign.functional.imbalance import cross_validated_log_shares, expected_log_shares, log_prior
 from rcalign.functional.mixing import ring_pairs
 from rcalign.registry import Traits, register
 from rcalign.spaces import Choice, Field, LogUniform, Uniform
 from rcalign.types import Batch
+
+_TARGET_LOG_SHARES: dict[str, Callable[[Tensor], Tensor]] = {  # counts (K, C) -> (C,), up to a constant
+    "equal": lambda counts: counts.new_zeros(counts.shape[1]),
+    "expected": expected_log_shares,
+    "cross_validated": cross_validated_log_shares,
+}
 
 
 @register(
@@ -70,7 +78,7 @@ from rcalign.types import Batch
     family="meta-learning, alignment",
     traits=Traits(
         min_domains=2,
-        averages="polynomial",
+        averages="swad",
         averages_when="weight_average",
         erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0)),
         adapts=True,
@@ -137,8 +145,8 @@ class RCAlign(Algorithm):
         target_prior: Annotated[
             str,
             Field(
-                "class shares that logit adjustment trains for: equal, or those to expect of an unseen domain",
-                choices=("equal", "expected"),
+                "class shares that logit adjustment trains for: equal, or an estimate of an unseen domain's",
+                choices=("equal", "expected", "cross_validated"),
                 added_later=True,
             ),
         ] = "equal"
@@ -147,7 +155,7 @@ class RCAlign(Algorithm):
         ] = 0
         weight_average: Annotated[
             bool,
-            Field("keep the average of the last ninth of the weights (the paper: no)", added_later=True),
+            Field("keep SWAD's average of the weights (the paper: no)", added_later=True),
         ] = False
         target_alignment: Annotated[
             float,
@@ -194,8 +202,7 @@ class RCAlign(Algorithm):
             self.register_buffer("pair_counts", self.spec.count_matrix)
         if self.hparams.logit_adjustment > 0:
             counts = self.spec.count_matrix
-            expected = expected_log_shares(counts) if self.hparams.target_prior == "expected" else 0.0
-            self.register_buffer("log_prior", log_prior(counts) - expected)
+            self.register_buffer("log_prior", log_prior(counts) - _TARGET_LOG_SHARES[self.hparams.target_prior](counts))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -88,6 +88,41 @@ def expected_log_shares(counts: Tensor) -> Tensor:
     return mean * (1 - error / spread).clamp(min=0) if spread > 0 else mean
 
 
+def cross_validated_log_shares(counts: Tensor) -> Tensor:
+    """The log class shares that foretell those of a domain left out best, up to a constant: (K, C), K >= 2 -> (C,).
+
+    t times the mean over domains of their log shares, each centred over classes. With m_-k that mean over the domains
+    other than k, and p_k the shares of domain k, t in [0, 1] maximises the likelihood of leaving domains out,
+
+        sum over k of  sum over c of  p_k(c) log softmax(t m_-k)(c),
+
+    which is concave in t. Domains with the same shares give those shares; if the shares of the others say nothing of a
+    domain's own, equal ones. A missing class counts as one sample.
+
+    >>> cross_validated_log_shares(torch.tensor([[8, 2], [8, 2]])).softmax(0)
+    tensor([0.8000, 0.2000], dtype=torch.float64)
+    >>> cross_validated_log_shares(torch.tensor([[8, 2], [2, 8]])).softmax(0)
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    logs = log_prior(counts)
+    shares = logs.softmax(1)
+    logs = logs - logs.mean(1, keepdim=True)
+    others = (logs.sum(0) - logs) / (len(logs) - 1)  # (K, C): m_-k
+
+    def slope(t: float) -> float:
+        return float(((shares - (t * others).softmax(1)) * others).sum())
+
+    low, high = 0.0, 1.0
+    if slope(low) <= 0:
+        high = low
+    elif slope(high) >= 0:
+        low = high
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    return low * logs.mean(0)
+
+
 def weighted_cross_entropy(
     logits: Tensor, y: Tensor, weights: Tensor, sizes: Sequence[int], label_smoothing: float = 0.0
 ) -> Tensor:
