@@ -1,18 +1,35 @@
 """A look at the network one step ahead, of plain gradient descent or of its own optimizer, without copying it.
 
-The adapted parameters are written into one preallocated buffer and the network is called with them
-(``torch.func.functional_call``), so there is nothing to restore.
+The adapted parameters are written into buffers that are kept, and stand in the place of the network's own for as long
+as a call takes. The network's modules are walked once, not in every step: on rows of numbers that would show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 BLOCK = 2**16  # numbers that are worked on at a time, so that all of an optimizer's passes find them in the CPU's cache
+
+
+# lists of tensors: parameters, gradients, both moments, and where the result goes
+_Block = tuple[Any, Any, Any, Any, Any]
+
+
+class _Place(NamedTuple):
+    """Where a module keeps a parameter, and what stands there in a call at theta' (None: the parameter itself)."""
+
+    store: dict[str, Any]
+    leaf: str
+    parameter: nn.Parameter
+    ahead: Tensor | None
+
+    def is_as_before(self) -> bool:
+        """Whether the module still has this parameter there, and trains it as before."""
+        return self.store.get(self.leaf) is self.parameter and self.parameter.requires_grad == (self.ahead is not None)
 
 
 class LookAhead:
@@ -29,9 +46,12 @@ class LookAhead:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._places: list[_Place] = []  # of all parameters, also those that are not trained
+        self._norms: list[nn.modules.batchnorm._BatchNorm] = []
         self._parameters: dict[str, nn.Parameter] = {}
         self._ahead: dict[str, Tensor] = {}
-        self._buffers: dict[str, Tensor] = {}
+        self._written: list[Tensor] = []  # the memory of ``_ahead``, outside any graph
+        self._buffers: list[tuple[dict[str, Any], str, Tensor]] = []  # copies of running statistics, and whose they are
 
     @torch.no_grad()
     def move(self, rate: float, direction: Sequence[Tensor] | None = None, *, accumulate: bool = True) -> None:
@@ -42,9 +62,9 @@ class LookAhead:
         """
         self._prepare()
         steps = [p.grad for p in self._parameters.values()] if direction is None else direction
-        for target, p, step in zip(self._ahead.values(), self._parameters.values(), steps, strict=True):
+        for out, p, step in zip(self._written, self._parameters.values(), steps, strict=True):
             assert step is not None
-            torch.add(p.detach(), step, alpha=-rate, out=target.detach())  # one pass over memory
+            torch.add(p, step, alpha=-rate, out=out)  # one pass over memory
         self._finish(accumulate)
 
     @torch.no_grad()
@@ -65,38 +85,64 @@ class LookAhead:
         True
         """
         self._prepare()
-        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        for target, p in zip(self._ahead.values(), self._parameters.values(), strict=True):
-            if id(p) in groups:
-                _stepped(p, optimizer, groups[id(p)], out=target.detach())
-            else:
-                target.detach().copy_(p)
+        outs = {id(p): out for out, p in zip(self._written, self._parameters.values(), strict=True)}
+        for group in optimizer.param_groups:
+            _step_ahead(optimizer, group, [(p, outs.pop(id(p))) for p in group["params"] if id(p) in outs])
+        for p in self._parameters.values():
+            if id(p) in outs:
+                outs[id(p)].copy_(p)
         self._finish(accumulate)
 
     def _prepare(self) -> None:
-        """Makes the buffer for theta', and a gradient of zero where a parameter has none."""
-        trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        if {name: id(p) for name, p in trainable.items()} != {name: id(p) for name, p in self._parameters.items()}:
-            self._parameters = trainable
-            self._ahead = {name: torch.empty_like(p, requires_grad=True) for name, p in trainable.items()}
+        """Makes the buffers for theta', and a gradient of zero where a parameter has none."""
+        if not self._places or not all(place.is_as_before() for place in self._places):
+            self._walk()
         for p in self._parameters.values():
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
+
+    def _walk(self) -> None:
+        """Finds the parameters and batch norm layers of the module."""
+        self._parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self._ahead = {name: torch.empty_like(p, requires_grad=True) for name, p in self._parameters.items()}
+        self._written = [value.detach() for value in self._ahead.values()]
+        targets = {id(p): self._ahead[name] for name, p in self._parameters.items()}
+        self._places = [
+            _Place(part._parameters, leaf, p, targets.get(id(p)))  # a parameter may have several places
+            for part in self.module.modules()
+            for leaf, p in part._parameters.items()
+            if p is not None
+        ]
+        self._norms = [part for part in self.module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
 
     def _finish(self, accumulate: bool) -> None:
         """Where gradients at theta' go, and copies of the running statistics."""
         for target, p in zip(self._ahead.values(), self._parameters.values(), strict=True):
             target.grad = p.grad if accumulate else None
         # running statistics belong to the first pass: the second one works on throw-away copies
-        self._buffers = {}
-        for prefix, part in self.module.named_modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training and part.track_running_stats:
-                for name, value in part.named_buffers(recurse=False):
-                    self._buffers[f"{prefix}.{name}" if prefix else name] = value.clone()
+        self._buffers = [
+            (part._buffers, leaf, value.clone())
+            for part in self._norms
+            if part.training and part.track_running_stats
+            for leaf, value in part._buffers.items()
+            if value is not None
+        ]
 
     def __call__(self, *inputs: Any) -> Any:
         """The module at theta'."""
-        return torch.func.functional_call(self.module, {**self._ahead, **self._buffers}, inputs)
+        own = [(store, leaf, store[leaf]) for store, leaf, _ in self._buffers]
+        try:
+            for place in self._places:
+                if place.ahead is not None:
+                    place.store[place.leaf] = place.ahead
+            for store, leaf, value in self._buffers:
+                store[leaf] = value
+            return self.module(*inputs)
+        finally:
+            for place in self._places:
+                place.store[place.leaf] = place.parameter
+            for store, leaf, value in own:
+                store[leaf] = value
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -110,27 +156,64 @@ class LookAhead:
             p.grad = self._ahead[name].grad
 
 
-def _stepped(parameter: nn.Parameter, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], out: Tensor) -> None:
-    """Writes to ``out`` what a step of the optimizer makes of a parameter; changes nothing else."""
-    p, gradient, decay = parameter.detach(), parameter.grad, group["weight_decay"]
-    assert gradient is not None
+def _step_ahead(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], targets: Sequence[tuple[nn.Parameter, Tensor]]
+) -> None:
+    """Writes what a step of the optimizer makes of parameters of one group to where they say; changes nothing else."""
+    decay = group["weight_decay"]
     if isinstance(optimizer, torch.optim.SGD) and not group["momentum"]:
-        torch.add(p, gradient.add(p, alpha=decay), alpha=-group["lr"], out=out)
+        for p, out in targets:
+            assert p.grad is not None
+            torch.add(p, p.grad.add(p, alpha=decay), alpha=-group["lr"], out=out)
         return
     if type(optimizer) is not torch.optim.Adam or group["amsgrad"] or group["maximize"]:
         raise NotImplementedError(f"no look-ahead by a step of {type(optimizer).__name__} with these options")
+    by_time: dict[float, list[tuple[nn.Parameter, Tensor]]] = {}
+    for p, out in targets:
+        state = optimizer.state.get(p)
+        by_time.setdefault(float(state["step"]) if state else 0.0, []).append((p, out))
     beta1, beta2 = group["betas"]
-    state = optimizer.state.get(parameter)
-    time = float(state["step"]) + 1 if state else 1.0
-    unbias = (1 - beta2**time) ** 0.5  # m / (sqrt(v) / unbias + eps) = unbias * m / (sqrt(v) + unbias * eps)
-    rate = group["lr"] / (1 - beta1**time) * unbias
-    rows = max(1, BLOCK * len(p) // max(1, p.numel())) if p.dim() else 1
-    for start in range(0, len(p) if p.dim() else 1, rows):
-        part: Any = slice(start, start + rows) if p.dim() else ...
-        g = gradient[part].add(p[part], alpha=decay) if decay else gradient[part]
-        if state:
-            m = torch.lerp(state["exp_avg"][part], g, 1 - beta1)
-            v = (state["exp_avg_sq"][part] * beta2).addcmul_(g, g, value=1 - beta2)
-        else:
-            m, v = g * (1 - beta1), (g * g).mul_(1 - beta2)
-        torch.addcdiv(p[part], m, v.sqrt_().add_(unbias * group["eps"]), value=-rate, out=out[part])
+    for time, alike in by_time.items():
+        unbias = (
+            1 - beta2 ** (time + 1)
+        ) ** 0.5  # m / (sqrt(v) / unbias + eps) = unbias * m / (sqrt(v) + unbias * eps)
+        rate = group["lr"] / (1 - beta1 ** (time + 1)) * unbias
+        for p, g, m, v, out in _blocks(optimizer, alike):
+            if decay:
+                g = torch._foreach_add(g, p, alpha=decay)
+            if time:
+                m = torch._foreach_lerp(m, g, 1 - beta1)
+                v = torch._foreach_mul(v, beta2)
+                torch._foreach_addcmul_(v, g, g, value=1 - beta2)
+            else:
+                m, v = torch._foreach_mul(g, 1 - beta1), torch._foreach_mul(g, g)
+                torch._foreach_mul_(v, 1 - beta2)
+            torch._foreach_sqrt_(v)
+            torch._foreach_add_(v, unbias * group["eps"])
+            torch._foreach_copy_(out, torch._foreach_addcdiv(p, m, v, value=-rate))
+
+
+def _blocks(optimizer: torch.optim.Optimizer, targets: Sequence[tuple[nn.Parameter, Tensor]]) -> Iterator[_Block]:
+    """The parameters cut, and put together, into blocks of about ``BLOCK`` numbers."""
+    block: list[tuple[Tensor, ...]] = []
+    room = BLOCK
+    for p, out in targets:
+        assert p.grad is not None
+        state = optimizer.state.get(p) or {"exp_avg": p.grad, "exp_avg_sq": p.grad}  # moments not there are not read
+        values = (p.detach(), p.grad, state["exp_avg"], state["exp_avg_sq"], out)
+        rows = max(1, BLOCK * len(p) // max(1, p.numel())) if p.dim() else 1
+        whole = not p.dim() or rows >= len(p)
+        for start in [0] if whole else range(0, len(p), rows):
+            part = values if whole else tuple(value[start : start + rows] for value in values)
+            if block and part[0].numel() > room:
+                yield _lists(block)
+                block, room = [], BLOCK
+            block.append(part)
+            room -= part[0].numel()
+    if block:
+        yield _lists(block)
+
+
+def _lists(block: Sequence[tuple[Tensor, ...]]) -> _Block:
+    p, g, m, v, out = map(list, zip(*block, strict=True))
+    return p, g, m, v, out
