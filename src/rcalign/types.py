@@ -94,8 +94,10 @@ class Batch:
         chosen = sorted(domains)
 
         def rows(values: Tensor) -> Tensor:
+            if chosen[-1] - chosen[0] == len(chosen) - 1:  # neighbours: no copy
+                return values[starts[chosen[0]] : starts[chosen[-1] + 1]]
             pieces = [values[starts[k] : starts[k + 1]] for k in chosen]
-            return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            return torch.cat(pieces)
 
         sizes = tuple(size if k in set(chosen) else 0 for k, size in enumerate(self.sizes))
         values = (rows(self.x), rows(self.y), rows(self.domain), rows(self.index))

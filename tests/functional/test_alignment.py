@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from rcalign.functional.alignment import alignment_loss, centroid_distances, centroids, grouped_alignment
+from rcalign.functional.alignment import alignment_loss, centroids, grouped_alignment
 
 K, C, H = 3, 4, 6
 
@@ -72,16 +71,6 @@ def test_nothing_to_align_is_zero_with_a_zero_gradient() -> None:
     assert float(loss.detach()) == 0 and not torch.autograd.grad(loss, z)[0].any()
 
 
-@pytest.mark.parametrize("spread", [1.0, 0.1, 1e-2, 1e-4])
-def test_single_precision_keeps_five_digits_at_any_distance(spread: float) -> None:
-    z, _, _, _ = rows(3, 40, spread, torch.float64)
-    unit = F.normalize(z, dim=1)
-    near = centroid_distances(unit[:20].float(), unit[20:].float())
-    assert near is not None
-    exact = torch.cdist(unit[:20].float().double(), unit[20:].float().double())
-    torch.testing.assert_close(near.distance.double(), exact, rtol=2e-5, atol=0)
-
-
 def test_half_precision_around_it_does_not_reach_the_distances() -> None:
     z, y, domain, group = rows(4, 30, 0.3, torch.float32)
     mu, present = centroids(z, y[0], domain[0], K, C)
@@ -93,7 +82,7 @@ def test_half_precision_around_it_does_not_reach_the_distances() -> None:
 
 
 @pytest.mark.parametrize("denominator", ["negatives", "all_but_own"])
-@pytest.mark.parametrize("spread", [1.0, 0.1, 0.01, 1e-3])  # from far apart to all near their centroids
+@pytest.mark.parametrize("spread", [1.0, 0.1, 0.01, 1e-3])  # from far apart to all close to their centroids
 def test_the_gradient_that_comes_with_it_is_that_of_autograd(denominator: str, spread: float) -> None:
     made = torch.Generator().manual_seed(5)
     means = torch.randn(C, 64, generator=made)
@@ -108,19 +97,6 @@ def test_the_gradient_that_comes_with_it_is_that_of_autograd(denominator: str, s
     assert "KnownGradient" in type(quick.grad_fn).__name__
     options["weight"] = options["weight"].double()
     slow = grouped_alignment(b, y, domain, mu.double(), present, denominator=denominator, **options)
-    torch.testing.assert_close(quick.double(), slow, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(quick.double(), slow, rtol=1e-7, atol=1e-7)
     gradients = torch.autograd.grad(quick, a)[0].double(), torch.autograd.grad(slow, b)[0]
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
-
-
-def test_too_many_near_pairs_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    z, y, domain, group = rows(6, 30, 1e-3, torch.float32)
-    mu, present = centroids(z, y[0], domain[0], K, C)
-    found = []
-    for most in (0, 2**20):
-        monkeypatch.setattr("rcalign.functional.alignment.MOST", most)
-        x = z.clone().requires_grad_()
-        loss = grouped_alignment(x, y, domain, mu, present, group=group, weight=torch.ones(2, 2))
-        found.append((loss.detach(), torch.autograd.grad(loss, x)[0]))
-    assert "KnownGradient" in type(loss.grad_fn).__name__
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)

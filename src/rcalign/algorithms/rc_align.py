@@ -292,7 +292,8 @@ class RCAlign(Algorithm):
         if pairs:
             mixed = self._mixed(features, batch, pairs, mu, present)
             ce, da = mixed if warmth == 1 else (a + warmth * (b - a) for a, b in zip((ce, da), mixed, strict=True))
-        loss = ce + self.hparams.alignment_weight * warmth * da
+        weight = self.hparams.alignment_weight * warmth
+        loss = ce + (da if weight == 1 else weight * da)
         logs: Logs = {"cross_entropy": ce.detach(), "alignment": da.detach()}
         if target is not None:
             aligned = self._target_alignment(features, batch, target)
@@ -320,21 +321,31 @@ class RCAlign(Algorithm):
         """
         rows = [min(batch.sizes[a], batch.sizes[b]) for a, b in pairs]
         shares = [float(self.rng.beta(self.hparams.mixup_alpha, self.hparams.mixup_alpha)) for _ in pairs]
-        starts = np.cumsum([0, *batch.sizes])
-        places = [
-            starts[k] + np.arange(n) for side in zip(*pairs, strict=True) for k, n in zip(side, rows, strict=True)
+        n, by_domain = sum(rows), batch.split(features)
+        mixes = [
+            torch.lerp(_first(by_domain[b], k), _first(by_domain[a], k), share)
+            for (a, b), k, share in zip(pairs, rows, shares, strict=True)
         ]
-        device, n = features.device, sum(rows)
-        which = torch.from_numpy(np.concatenate(places)).to(device)  # (2 n,): the rows that are mixed
-        pair = torch.from_numpy(np.repeat(np.arange(len(pairs)), rows)).to(device)  # (n,)
-        weight = features.new_tensor([shares, [1 - share for share in shares]]) / len(pairs)  # (2, pairs)
-        each = (weight / weight.new_tensor(rows)).index_select(1, pair)  # (2, n): of one row's cross-entropy
-        labels, domain = batch.y[which].view(2, n), batch.domain[which].view(2, n)
-        first, second = features.index_select(0, which).view(2, n, -1)
-        mixed = torch.lerp(second, first, features.new_tensor(shares).index_select(0, pair)[:, None])
+        mixed = mixes[0] if len(mixes) == 1 else torch.cat(mixes)
+
+        def of_both(values: Tensor) -> Tensor:
+            """What the rows have that each row is mixed of: (N,) -> (2, n)."""
+            parts = batch.split(values)
+            sides = zip(*pairs, strict=True)
+            return torch.cat([_first(parts[d], k) for side in sides for d, k in zip(side, rows, strict=True)]).view(
+                2, n
+            )
+
+        labels, domain = of_both(batch.y), of_both(batch.domain)
+        weights = np.array([shares, [1 - share for share in shares]]) / len(pairs)
+        weight = torch.from_numpy(weights).to(features)  # (2, pairs)
+        each = torch.from_numpy(np.repeat(weights / rows, rows, axis=1)).to(
+            features
+        )  # (2, n): of a row's cross-entropy
+        pair = torch.from_numpy(np.repeat(np.arange(len(pairs)), rows)).to(features.device)  # (n,)
 
         logits = self._adjusted(self.head(mixed), domain).expand(2, n, -1).reshape(2 * n, -1)
-        ce = (each.view(-1) * self.cross_entropy(logits, labels.view(-1), reduction="none")).sum()
+        ce = torch.dot(each.view(-1), self.cross_entropy(logits, labels.view(-1), reduction="none"))
         if not self._aligns:
             return ce, mixed.new_zeros(())
         return ce, self._grouped(mixed, labels, domain, mu, present, pair, weight)
@@ -423,3 +434,8 @@ class RCAlign(Algorithm):
     pair_counts: Tensor
     log_prior: Tensor
     rng: np.random.Generator
+
+
+def _first(values: Tensor, rows: int) -> Tensor:
+    """The first rows; the tensor itself where that is all, which saves autograd a step."""
+    return values if len(values) == rows else values[:rows]

@@ -6,7 +6,7 @@ sample for a centroid is minus their Euclidean distance over a temperature (Algo
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 Denominator = Literal["negatives", "all_but_own"]
-MOST = 2**22  # numbers in the differences of near pairs
-NEAR = 0.01  # squared distance above which a matrix product is exact enough
 ZERO = 1000  # roundings of the number one that a distance must have, or it is zero
 SMALLEST = 1e-12  # length that a row is divided by at least, as in torch's ``normalize``
 
@@ -74,47 +72,13 @@ def centroid_logits(features: Tensor, mu: Tensor, temperature: float = 1.0) -> T
     unit = F.normalize(features, dim=1)
     distance = torch.cdist(unit, mu.reshape(-1, mu.shape[2]), compute_mode="donot_use_mm_for_euclid_dist")
     # a lone sample is its own centroid up to rounding: there the norm's gradient would be a unit vector of noise
-    distance = distance.masked_fill(distance < _zero(distance), 0.0)
+    distance = distance.masked_fill(distance < _zero(distance.dtype), 0.0)
     return -distance / temperature
 
 
-class Distances(NamedTuple):
-    """Distances of rows (n, h) to vectors (k, h) of length one or zero, by a matrix product.
-
-    The product, d^2 = |u|^2 + |m|^2 - 2 u m, is off by some roundings of the number one whatever the distance. The p
-    pairs for which that would show are named here, and their distance is the length of the difference.
-    """
-
-    distance: Tensor  # (n, k)
-    cosine: Tensor  # (n, k)
-    row: Tensor  # (p,): of the near pairs
-    center: Tensor  # (p,)
-    difference: Tensor  # (p, h): vector minus row
-
-
-def centroid_distances(unit: Tensor, centers: Tensor) -> Distances | None:
-    """Distances of rows (n, h) to vectors (k, h), all of length one or zero. No gradient.
-
-    None where so many pairs are near that their differences would be more than ``MOST`` numbers.
-
-    >>> near = torch.tensor([[1.0, 1e-3]])
-    >>> centroid_distances(near, torch.tensor([[1.0, 0.0], [0.0, 1.0]])).distance
-    tensor([[1.0000e-03, 1.4135e+00]])
-    """
-    cosine = unit @ centers.T
-    squared = (centers.square().sum(1) + unit.square().sum(1, keepdim=True)).sub_(cosine, alpha=2)
-    row, center = (squared < NEAR).nonzero(as_tuple=True)
-    if len(row) * unit.shape[1] > MOST:
-        return None
-    difference = centers.index_select(0, center).sub_(unit.index_select(0, row))
-    if len(row):
-        squared[row, center] = difference.square().sum(1)
-    return Distances(squared.sqrt_(), cosine, row, center, difference)
-
-
-def _zero(values: Tensor) -> float:
-    """The distance below which two vectors are the same up to rounding."""
-    return ZERO * torch.finfo(values.dtype).eps
+def _zero(dtype: torch.dtype) -> float:
+    """The distance below which two vectors of this precision are the same up to rounding."""
+    return ZERO * torch.finfo(dtype).eps
 
 
 def alignment_masks(y: Tensor, domain: Tensor, present: Tensor, denominator: Denominator) -> tuple[Tensor, Tensor]:
@@ -123,13 +87,14 @@ def alignment_masks(y: Tensor, domain: Tensor, present: Tensor, denominator: Den
     y, domain (..., n); present (K, C) bool. A positive counts where the row has a denominator.
     """
     num_domains, num_classes = present.shape
-    same_class = torch.arange(num_classes, device=y.device) == y[..., None, None]  # (..., n, 1, C)
-    same_domain = torch.arange(num_domains, device=y.device)[:, None] == domain[..., None, None]  # (..., n, K, 1)
-    positive = (same_class & ~same_domain & present).flatten(-2)
+    same_class = y[..., None, None] == torch.arange(num_classes, device=y.device)  # (..., n, 1, C)
+    other_domain = domain[..., None, None] != torch.arange(num_domains, device=y.device)[:, None]  # (..., n, K, 1)
+    positive = (same_class & other_domain & present).flatten(-2)
+    # a > b of two bools is a and not b, in one operation
     if denominator == "negatives":
-        allowed = present.reshape(-1) & ~positive
+        allowed = present.reshape(-1) > positive
     else:
-        allowed = (present & ~(same_class & same_domain)).flatten(-2)
+        allowed = (present > (same_class > other_domain)).flatten(-2)
     return positive & allowed.any(-1, keepdim=True), allowed
 
 
@@ -164,9 +129,9 @@ def grouped_alignment(
     """sum_sg weight_sg * (the ``alignment_loss`` of the rows of group g under their s-th labels).
 
     features (n, h); y, domain (s, n): a row may have several labels; group (n,) positions in the columns of weight
-    (s, g). Value and gradient are computed together, by few operations, which rows of numbers need: there the network
-    itself takes no longer than some dozens of them. twice: the gradient may itself be differentiated, which takes
-    several times as long; so does a batch with most rows near most centroids.
+    (s, g). On a CPU value and gradient are computed together, by few operations, which rows of numbers need: there the
+    network itself takes no longer than some dozens of them. twice: the gradient may itself be differentiated, which is
+    left to autograd.
 
     >>> mu, y = torch.eye(2)[None].expand(2, 2, 2), torch.tensor([0, 1])
     >>> here = dict(y=y, domain=torch.tensor([0, 0]), mu=mu, present=torch.ones(2, 2, dtype=torch.bool))
@@ -181,51 +146,51 @@ def grouped_alignment(
         counts = counted.sum(-1)
         totals = counts.new_zeros(weight.shape).index_add_(1, group, counts)
         scale = (weight / totals.clamp_(min=1)).index_select(1, group)  # (s, n): of each term of a row
-        of_log_sum = scale * counts
-        of_logits = (scale[..., None] * counted).sum(0)  # (n, K * C)
-    # finite filling: a row without a denominator must not send infinities into the backward pass
-    floor = torch.finfo(mu.dtype).min
-    found = None
-    # elsewhere the host would have to wait for the number of near pairs; double precision is for exactness
+    # double precision is for exactness, and slow on most other devices
     if not twice and features.device.type == "cpu" and mu.dtype == torch.float32:
-        with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
-            f, centers = features.to(mu.dtype), mu.reshape(-1, mu.shape[2])
-            length = torch.linalg.vector_norm(f, dim=1, keepdim=True).clamp_min_(SMALLEST)
-            unit = f / length
-            found = centroid_distances(unit, centers)
-    if found is None:
-        logits = centroid_logits(features, mu, temperature)
-        log_sum = torch.logsumexp(torch.where(allowed, logits, floor), dim=-1)
-        return (of_log_sum * log_sum).sum() - (of_logits * logits).sum()
-    with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
-        distance = found.distance
-        logits = distance.masked_fill_(distance < _zero(distance), 0.0) / -temperature
-        masked = torch.where(allowed, logits, floor)
-        top = masked.amax(-1, keepdim=True)
-        shares = masked.sub_(top).exp_()
-        below = shares.sum(-1, keepdim=True)
-        value = (of_log_sum * (below.log() + top).squeeze(-1)).sum() - (of_logits * logits).sum()
-        slope = (shares.mul_(of_log_sum[..., None] / below)).sum(0).sub_(of_logits)  # by the logits
-        gradient = _by_direction(slope, found, unit, centers, temperature).div_(length)
-    return _KnownGradient.apply(features, value, gradient.to(features.dtype))
+        with torch.no_grad():
+            value, gradient = _with_gradient(features, mu, scale.double(), counts, counted, allowed, temperature)
+        return _KnownGradient.apply(features, value.to(mu.dtype), gradient.to(features.dtype))
+    logits = centroid_logits(features, mu, temperature)
+    # finite filling: a row without a denominator must not send infinities into the backward pass
+    log_sum = torch.logsumexp(torch.where(allowed, logits, torch.finfo(mu.dtype).min), dim=-1)
+    return (scale * counts * log_sum).sum() - ((scale[..., None] * counted).sum(0) * logits).sum()
 
 
-def _by_direction(slope: Tensor, found: Distances, unit: Tensor, centers: Tensor, temperature: float) -> Tensor:
-    """Gradient by the rows' directions (n, h) of a loss whose gradient by the logits -distance / temperature is slope.
+def _with_gradient(
+    features: Tensor, mu: Tensor, scale: Tensor, counts: Tensor, counted: Tensor, allowed: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """sum_si scale_si * sum over the counted centroids q of row i of (log-sum-exp(allowed logits of i) - logit_iq).
 
-    A row u that turns towards a centroid m moves along m - (u m) u; near ones have that from their difference.
+    features (n, h), mu (K, C, h), scale, counts (s, n), counted, allowed (s, n, K * C) -> a number, and its gradient
+    (n, h). Distances come from a matrix product, d^2 = |u|^2 + |m|^2 - 2 u m, which is off by some roundings of the
+    number one. In double precision these do not show at any distance that single precision tells from zero.
     """
-    slope = slope.div_(found.distance * temperature)
-    row, center, difference = found.row, found.center, found.difference
-    if len(row):
-        # a distance of zero has no direction
-        near = torch.where(found.distance[row, center] > 0, slope[row, center], 0.0)[:, None]
-        slope[row, center] = 0.0
-        own = unit.index_select(0, row)
-        tangent = torch.addcmul(difference, own, (own * difference).sum(1, keepdim=True), value=-1)
-    along = (slope * found.cosine).sum(1, keepdim=True)
-    gradient = torch.addcmul(slope @ centers, unit, along, value=-1)
-    return gradient.index_add_(0, row, near * tangent) if len(row) else gradient
+    f, centers = features.double(), mu.reshape(-1, mu.shape[2]).double()
+    norm = torch.linalg.vector_norm(f, dim=1, keepdim=True)
+    length = norm.clamp_min(SMALLEST)
+    unit = f.div_(length) if f is not features else f / length
+    cosine = unit @ centers.T
+    squared = (centers.square().sum(1) + (norm / length).square_()).sub_(cosine, alpha=2)
+    distance = squared.clamp_min_(0.0).sqrt_()
+    zero = distance < _zero(mu.dtype)
+    logits = (distance / -temperature).masked_fill_(zero, 0.0)
+    # rows without a denominator count nothing; all their centroids stand in it, so that no infinity comes of them
+    masked = torch.where(allowed | ~allowed.any(-1, keepdim=True), logits, -torch.inf)
+    top = masked.amax(-1, keepdim=True)
+    shares = masked.sub_(top).exp_()
+    below = shares.sum(-1, keepdim=True)
+    of_log_sum = (scale * counts)[..., None]
+    of_logits = (scale[..., None] * counted).sum(0)
+    value = torch.dot(of_log_sum.view(-1), top.add_(below.log()).view(-1)) - torch.dot(
+        of_logits.view(-1), logits.view(-1)
+    )
+    slope = shares.mul_(of_log_sum / below).sum(0).sub_(of_logits)  # by the logits
+    # by the distances; a distance of zero has no direction
+    slope.div_(distance.mul_(temperature)).masked_fill_(zero, 0.0)
+    # a row u that turns towards a centroid m moves along m - (u m) u
+    along = (slope * cosine).sum(1, keepdim=True)
+    return value, torch.addmm(unit * along, slope, centers, beta=-1).div_(length)
 
 
 def alignment_loss(
