@@ -38,7 +38,7 @@ with process_group():
     network = placed(Network(made.featurizer, made.features, 7), torch.device("cpu"))
     model = registry.get(name).algorithm(spec, network, None)
     adds_up = accumulate > 1 and model.traits.row_losses  # as the training loop does it
-    divided = DividedRows(model.featurizer, rows, 1 if adds_up else accumulate)
+    divided = DividedRows(model.featurizer, rows, 1 if adds_up else accumulate, domains=3)
     parts = [(torch.randn(rows, 3, 96, 96), torch.randint(7, (rows,))) for _ in range(3)]
     batch = Batch.from_domains(parts)
     seconds = []

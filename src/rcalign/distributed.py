@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -344,6 +345,30 @@ class ScaledGradients(Protocol):
     def leaving(self, output: Tensor) -> Tensor: ...
 
 
+@dataclass(eq=False)
+class _KeptRows:
+    """What one call of a network keeps for its backward pass: ``parts`` of its domains, cut into as many as pieces.
+
+    It lives as long as the graph of the call: autograd holds it among what it saves for the backward pass.
+    """
+
+    domains: int
+    parts: int
+
+
+class _Watched(torch.autograd.Function):
+    """The same values. What is saved here is let go when the backward pass is over, or the graph is dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        ctx.save_for_backward(values.new_empty(0))
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
 class DividedRows:
     """Makes a network work on this worker's share of every batch, ``accumulate`` pieces one after the other.
 
@@ -351,8 +376,12 @@ class DividedRows:
     worker's share is read, and returns the results of all rows. Outside, and with one worker and no pieces, the network
     is as it was. Batch norm that trains uses the statistics of all rows.
 
+    Pieces need the memory of one ``accumulate``-th of a batch of ``domains`` domains. As many rows as that holds are
+    kept for the backward pass; the others are computed again there, piece by piece. A call of few enough rows, such as
+    one domain of three, is therefore computed once.
+
     >>> network = nn.Linear(2, 3)
-    >>> divided = DividedRows(network, batch_size=4, accumulate=2)
+    >>> divided = DividedRows(network, batch_size=4, accumulate=2, domains=2)
     >>> with divided:
     ...     features = network(torch.ones(8, 2))
     >>> features.shape
@@ -360,12 +389,20 @@ class DividedRows:
     """
 
     def __init__(
-        self, network: nn.Module, batch_size: int, accumulate: int = 1, scale: ScaledGradients | None = None
+        self,
+        network: nn.Module,
+        batch_size: int,
+        accumulate: int = 1,
+        scale: ScaledGradients | None = None,
+        *,
+        domains: int = 1,
     ) -> None:
         self.workers = workers()
         check_division(batch_size, accumulate)
         self.batch_size = batch_size
         self.accumulate = accumulate
+        self.domains = domains
+        self._graphs: weakref.WeakSet[_KeptRows] = weakref.WeakSet()
         self._network = network
         self._forward = network.forward
         self._active = False
@@ -385,6 +422,7 @@ class DividedRows:
 
     def __enter__(self) -> DividedRows:
         self._active = True
+        self._graphs.clear()  # so that a step depends on nothing before it
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -411,7 +449,7 @@ class DividedRows:
         if self.accumulate > 1 and any(part.training for part in self._norms):
             raise InputError(
                 "batch norm that trains needs all rows of a batch at once, so that it cannot work in pieces: freeze "
-                "batch norm (freeze_batch_norm=True), or leave accumulate out."
+                "batch norm if it is the backbone's (freeze_batch_norm=True), or leave accumulate out."
             )
         grouped = x.view(groups, self.batch_size, *x.shape[1:])
         # the parameters as they are now: those of a look-ahead while one calls the network
@@ -435,7 +473,7 @@ class DividedRows:
         return features if self._scale is None else self._scale.leaving(features)
 
     def _pieces(self, grouped: Tensor, parameters: dict[str, Tensor], sums: GradientSums | None) -> Tensor:
-        """(m, b, ...) -> features (m, b, h); where there are pieces, each is computed again in the backward pass.
+        """(m, b, ...) -> features (m, b, h); where there are pieces, some are computed again in the backward pass.
 
         sums: where gradients are handed over during the backward pass; None: they are summed after it.
         """
@@ -446,17 +484,42 @@ class DividedRows:
                 stack.enter_context(_swapped(self._network, dict(zip(parameters, values, strict=True))))
                 if sums is not None and parameters and torch.is_grad_enabled():
                     stack.enter_context(_handing_over(self._network, parameters, sums))
-                found = self._forward(rows.flatten(0, 1))
-            return found.view(*rows.shape[:2], *found.shape[1:])
+                return self._forward(rows)
 
-        if self.accumulate == 1:
-            return features(grouped, *parameters.values())
-        parts = torch.tensor_split(grouped, self.accumulate, dim=1)
+        rows, shape = grouped.flatten(0, 1), grouped.shape[:2]
         # the parameters are arguments: in the backward pass a look-ahead's are no longer in the network
         values = list(parameters.values())
-        pieces = [checkpoint(features, part, *values, use_reentrant=False) for part in parts[:-1]]
-        # the backward pass begins with the last piece, which therefore need not be computed again
-        return torch.cat([*pieces, features(parts[-1], *values)], dim=1)
+        if self.accumulate == 1:
+            return features(rows, *values).unflatten(0, shape)
+        graph, room = self._room(shape[0])
+        again = len(rows) - graph.parts * shape[1] // self.accumulate
+        pieces = -(-again // max(1, room * shape[1] // self.accumulate))
+        found = [
+            checkpoint(features, part, *values, use_reentrant=False)
+            for part in (torch.tensor_split(rows[:again], pieces) if again else ())
+        ]
+        # the backward pass begins with the last rows, which therefore need not be computed again
+        if again < len(rows):
+            found.append(features(rows[again:], *values))
+        result = torch.cat(found).unflatten(0, shape)
+        if result.requires_grad:
+            self._graphs.add(graph)
+            with torch.autograd.graph.saved_tensors_hooks(lambda _: graph, lambda kept: kept):
+                result = _Watched.apply(result)
+        return result
+
+    def _room(self, domains: int) -> tuple[_KeptRows, int]:
+        """What a call with so many domains keeps, and how much it may compute again at a time.
+
+        Both in parts, of which a domain has ``accumulate``. A call keeps one part for each domain of the batch. Where
+        graphs of earlier calls still wait for their backward pass, all of them together keep one part for each domain
+        that they passed through.
+        """
+        kept = sum(graph.parts for graph in self._graphs)
+        passed = domains + sum(graph.domains for graph in self._graphs)
+        room = max(passed, self.domains) - kept
+        own = room if not self._graphs else max(0, passed - kept)
+        return _KeptRows(domains, min(own, domains * self.accumulate)), max(1, room)
 
     def _batch_norm(self, layer: nn.modules.batchnorm._BatchNorm, forward: Callable[[Tensor], Tensor]) -> Any:
         def of_all_rows(x: Tensor) -> Tensor:

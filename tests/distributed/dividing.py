@@ -24,6 +24,7 @@ from rcalign.types import Batch
 from toy import CLASSES, ConvStages, batch, make, spec, takes_images, training_set
 
 STEPS = 20
+TOLERANCE = 1e-10
 ROWS = 7  # of each domain: not divisible by two or three
 
 
@@ -52,6 +53,13 @@ def cases() -> list[str]:
     ]
 
 
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    found = {key: value for key, value in found.items() if not key.startswith("sent.")}
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, k=key: f"{k}: {m}")
+
+
 def in_double(data: Batch) -> Batch:
     return replace(data, x=data.x.double())
 
@@ -74,8 +82,9 @@ def train(case: str, accumulate: int = 1) -> dict[str, Tensor]:
     model.optimizers = model.make_optimizers()
     for group in [group for optimizer in model.optimizers.values() for group in optimizer.param_groups]:
         group["eps"] = 1e-4  # a bias before batch norm has gradient zero: Adam would make steps of its rounding
-    divided = [DividedRows(network, ROWS, accumulate) for network in model.row_networks]
-    own = workers().positions(model.spec.num_domains, ROWS)
+    domains = model.spec.num_domains
+    divided = [DividedRows(network, ROWS, accumulate, domains=domains) for network in model.row_networks]
+    own = workers().positions(domains, ROWS)
     losses = []
     for step in range(STEPS):
         if model.refresh_due():

@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from dividing import ROWS, STEPS, cases, in_double, train
-from torch import nn
+from dividing import ROWS, STEPS, assert_close, cases, train
 
 import toy
-from rcalign import registry
 from rcalign.checkpoints import load_weights
-from rcalign.distributed import DividedRows, GradientSums, Workers, bytes_per_step
-from rcalign.errors import InputError
+from rcalign.distributed import GradientSums, Workers, bytes_per_step
 
 HERE = Path(__file__).resolve().parent
-TOLERANCE = 1e-10
 
 
 def free_port() -> int:
@@ -72,13 +68,6 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return out
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    found = {key: value for key, value in found.items() if not key.startswith("sent.")}
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, k=key: f"{k}: {m}")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases())
 def test_workers_give_what_one_gives(case: str, together: Path, alone: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -89,28 +78,11 @@ def test_workers_give_what_one_gives(case: str, together: Path, alone: dict[str,
     assert_close(load_weights(together / f"{case}.safetensors"), alone[case])
 
 
-@pytest.mark.parametrize("case", ["ERM", "CORAL", "RC-Align", "RC-Align meta_gradient=exact", "Fish", "SAGM", "IRM"])
-def test_pieces_one_after_the_other_give_the_whole(case: str) -> None:
-    assert_close(train(case, accumulate=3), train(case))
-
-
-def test_what_mixes_rows_inside_the_network_cannot_be_done_in_pieces() -> None:
-    with pytest.raises(InputError, match="cannot be computed in pieces"):
-        train("MixStyle probability=1", accumulate=2)
-    with pytest.raises(InputError, match="freeze batch norm"):
-        train("ERM normed", accumulate=2)
-
-
 def test_shares_cover_every_row_once() -> None:
     for size in (1, 2, 3, 5):
         parts = [range(*Workers(rank, size).share(ROWS)) for rank in range(size)]
         assert [row for part in parts for row in part] == list(range(ROWS))
         assert [len(part) for part in parts] == Workers(0, size).shares(ROWS)
-
-
-def test_fewer_rows_than_pieces_is_said() -> None:
-    with pytest.raises(InputError, match="batch_size is 2 rows of each domain, fewer than 1 x 3 pieces"):
-        DividedRows(nn.Linear(2, 2), batch_size=2, accumulate=3)
 
 
 # one of two workers: how many bytes are on their way when the gradient comes to the first of three layers
@@ -193,19 +165,6 @@ def test_the_formula_of_traffic_predicts_the_count(size: int, tmp_path: Path) ->
         )
         for kind, number in expected.items():
             assert int(found[f"sent.{kind}"]) == STEPS * number, (name, kind)
-
-
-@pytest.mark.parametrize("name", [name for name in registry.names() if registry.get(name).traits.row_losses])
-def test_pieces_of_a_mean_over_rows_add_up(name: str) -> None:
-    whole, pieces = toy.make(name).double(), toy.make(name).double()
-    for model in (whole, pieces):
-        model.optimizers = model.make_optimizers()
-    for step in range(5):
-        data = in_double(toy.batch(step, (7, 7, 7)))
-        a, b = whole.step(data), pieces.step_in_pieces(data, 3)
-        assert a.keys() == b.keys() and abs(float(a["loss"]) - float(b["loss"])) < TOLERANCE
-    for key, value in whole.state_dict().items():
-        torch.testing.assert_close(pieces.state_dict()[key], value, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -102,7 +102,10 @@ def run_loop(
     # pieces of a loss that is a mean over rows are simply added up; others need all features before their loss
     adds_up = model.traits.row_losses and here.size == 1 and model.hparams.dropout == 0
     pieces = 1 if adds_up else config.accumulate
-    divided = [DividedRows(network, model.hparams.batch_size, pieces, scale) for network in model.row_networks]
+    domains = model.spec.num_domains + len(model.spec.targets)
+    divided = [
+        DividedRows(network, model.hparams.batch_size, pieces, scale, domains=domains) for network in model.row_networks
+    ]
     batches = task.batches(model.hparams.batch_size, config.seed, model.traits.balanced_sampling, here)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     autocast = torch.autocast(task.inputs.device.type, half, enabled=half is not None)
