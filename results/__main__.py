@@ -32,7 +32,7 @@ STUDIES: dict[str, Callable[[], plans.Plan]] = {
 
 
 # rows of the final table of the changed step, and its fine-tuning: small enough for one process
-STEP_STUDIES = (*step_study.ROWS, *step_study.SETTINGS, "gap-pacs", "confirm")
+STEP_STUDIES = (*step_study.ROWS, *step_study.SETTINGS, "gap-pacs", "confirm", "confirm-third")
 
 
 def best_of_screen(count: int = 3) -> list[str]:
@@ -63,9 +63,13 @@ def run_step(name: str) -> None:
         return
     if name == "confirm":
         for seed in confirm.SEEDS:
-            confirm.run(RECORDS / "confirm.jsonl", seed)
+            confirm.run(confirm.SECOND, RECORDS / "confirm.jsonl", seed)
         for seed in confirm.SEEDS[:2]:
-            confirm.run(RECORDS / "confirm-afterwards.jsonl", seed, methods=confirm.AFTERWARDS)
+            confirm.run(confirm.SECOND, RECORDS / "confirm-afterwards.jsonl", seed, methods=confirm.AFTERWARDS)
+        return
+    if name == "confirm-third":
+        for seed in confirm.SEEDS:
+            confirm.run(confirm.THIRD, RECORDS / "confirm-third.jsonl", seed)
         return
     if name in step_study.ROWS:
         for seed in step_study.SEEDS:

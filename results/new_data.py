@@ -1,13 +1,19 @@
-"""Five small data sets that nothing here was developed on, from their original files to ``.npz``.
+"""Small data sets that nothing here was developed on, from their original files to ``.npz``.
 
 The files are the user's own copies (UCI Machine Learning Repository; MNIST; the zip code digits of "The Elements of
-Statistical Learning"), one folder each below the folder given: ``python -m results.new_data ORIGINALS``.
+Statistical Learning"; the R package Ecdat), one folder each below the folder given: ``python -m results.new_data
+ORIGINALS``; names after it choose some of them.
 
 gas       batchN.dat of the gas sensor array drift data: six gases, months of measurement as domains
 spam      YoutubeNN-*.csv of the YouTube spam collection: comments on five videos, sentence embeddings
 reviews   *_labelled.txt of the sentiment labelled sentences: three web sites, sentence embeddings
 digits    t10k-*-ubyte.gz (MNIST), zip.test (USPS) and scikit-learn's own, all as 8 x 8 grey values
 students  student-mat.csv and student-por.csv: pass or fail by school and subject, without the earlier grades
+airlines  Tweets.csv of the Twitter US airline sentiment: tweets on six airlines, sentence embeddings
+incomes   adult.data of the census income data: above 50,000 a year or not, by kind of employer
+hotels    hotel_bookings.csv of the hotel booking demand data: cancelled or not, by the guest's country
+unions    Males.csv of Ecdat: member of a union or not, by industry
+patients  OFP.csv of Ecdat: self-rated health of elderly patients, by region
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ import csv
 import gzip
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,14 +97,75 @@ def students(folder: Path) -> Rows:
                 y.append("pass" if int(row.pop("G3")) >= 10 else "fail")
                 domain.append(f"{row.pop('school')}-{subject}")
                 table.append({name: value for name, value in row.items() if name not in ("G1", "G2")})
+    return _numbers(table), y, domain
+
+
+def airlines(folder: Path) -> Rows:
+    with (folder / "Tweets.csv").open(newline="", encoding="utf-8", errors="replace") as rows:
+        found = _sample(list(csv.DictReader(rows)), "airline", None, 1000)
+    texts = [re.sub(r"@\w+", "@airline", row["text"]) for row in found]  # the tweet names its airline
+    return _embedded(texts), [row["airline_sentiment"] for row in found], [row["airline"] for row in found]
+
+
+def incomes(folder: Path) -> Rows:
+    names = ["age", "employer", "weight", "education", "years", "marital", "occupation", "relationship", "race", "sex"]
+    names += ["gain", "loss", "hours", "country", "income"]
+    lines = (line.strip().rstrip(".") for line in (folder / "adult.data").read_text().splitlines())
+    table = [dict(zip(names, re.split(r",\s*", line), strict=True)) for line in lines if line]
+    kinds = ("Private", "Self-emp-not-inc", "Self-emp-inc", "Federal-gov", "Local-gov", "State-gov")
+    table = _sample(table, "employer", kinds, 1500)
+    y = ["low" if row.pop("income") in ("<=50K", "YES") else "high" for row in table]  # one copy asks "at most 50K?"
+    domain = [row.pop("employer") for row in table]
+    return _numbers([{k: v for k, v in row.items() if k not in ("weight", "country")} for row in table]), y, domain
+
+
+def hotels(folder: Path) -> Rows:
+    with (folder / "hotel_bookings.csv").open(newline="") as rows:
+        table = _sample(list(csv.DictReader(rows)), "country", ("PRT", "ESP", "GBR", "FRA", "DEU", "IRL"), 1500)
+    y = ["cancelled" if row.pop("is_canceled") == "1" else "kept" for row in table]
+    domain = [row.pop("country") for row in table]
+    told = ("reservation_status", "reservation_status_date", "assigned_room_type", "agent", "company")  # or too many
+    return _numbers([{k: v for k, v in row.items() if k not in told} for row in table]), y, domain
+
+
+def unions(folder: Path) -> Rows:
+    with (folder / "Males.csv").open(newline="") as rows:
+        kinds = ("Trade", "Manufacturing", "Construction", "Transportation", "Professional_and_Related Service")
+        table = _sample(list(csv.DictReader(rows)), "industry", kinds, 1500)
+    y = [row.pop("union") for row in table]
+    domain = [row.pop("industry") for row in table]
+    return _numbers([{k: v for k, v in row.items() if k not in ("", "nr")} for row in table]), y, domain
+
+
+def patients(folder: Path) -> Rows:
+    with (folder / "OFP.csv").open(newline="") as rows:
+        table = _sample(list(csv.DictReader(rows)), "region", None, 1500)
+    y = [row.pop("hlth") for row in table]
+    domain = [row.pop("region") for row in table]
+    return _numbers([{k: v for k, v in row.items() if k} for row in table]), y, domain
+
+
+def _sample(table: list[dict[str, str]], column: str, kinds: Sequence[str] | None, most: int) -> list[dict[str, str]]:
+    """At most so many rows of each kind in a column, always the same ones; other kinds are left out (None: none is)."""
+    order = np.random.default_rng(0).permutation(len(table))
+    found: dict[str, list[int]] = {}
+    for place in order.tolist():
+        kind = table[place][column]
+        if (kinds is None or kind in kinds) and len(found.setdefault(kind, [])) < most:
+            found[kind].append(place)
+    return [table[place] for places in found.values() for place in sorted(places)]
+
+
+def _numbers(table: list[dict[str, str]]) -> np.ndarray:
+    """(n, d): a column that holds numbers only as it is, any other as one column for each of its values."""
     columns = []
     for name in table[0]:
         values = [row[name] for row in table]
-        if all(value.lstrip("-").isdigit() for value in values):
-            columns.append(np.array(values, dtype=float))
-        else:
+        try:
+            columns.append(np.array([float(value) for value in values]))
+        except ValueError:
             columns += [np.array([value == kind for value in values], dtype=float) for kind in sorted(set(values))]
-    return np.stack(columns, axis=1), y, domain
+    return np.stack(columns, axis=1)
 
 
 def _shrunk(images: np.ndarray, by: int) -> np.ndarray:
@@ -118,13 +185,20 @@ DATA: dict[str, Callable[[Path], Rows]] = {
     "reviews": reviews,
     "digits": digits,
     "students": students,
+    "airlines": airlines,
+    "incomes": incomes,
+    "hotels": hotels,
+    "unions": unions,
+    "patients": patients,
 }
 
 
-def main(originals: Path) -> None:
+def main(originals: Path, wanted: Collection[str] = ()) -> None:
     out = default_data_root() / "new"
     out.mkdir(parents=True, exist_ok=True)
     for name, read in DATA.items():
+        if wanted and name not in wanted:
+            continue
         x, y, domain = read(originals / name)
         np.savez(out / f"{name}.npz", x=x.astype(np.float32), y=np.array(y), domain=np.array(domain))
         for place in sorted(set(domain)):
@@ -133,4 +207,4 @@ def main(originals: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

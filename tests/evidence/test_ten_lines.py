@@ -60,7 +60,7 @@ def table(what: str = "accuracy") -> step_pages.Figures:
 
 @cache
 def confirmed(what: str = "accuracy") -> step_pages.Figures:
-    return step_pages.Figures(step_study.lines_of(RECORDS / "confirm.jsonl"), confirm.METHODS, what)
+    return step_pages.Figures(step_study.lines_of(RECORDS / "confirm.jsonl"), confirm.SECOND.methods, what)
 
 
 def second(label: str, row: str | None = None) -> str:
@@ -126,11 +126,11 @@ def test_every_figure_is_that_of_the_records() -> None:
             final(EQUAL, PAPER),
             *(final(f"{label} + SWAD") for label in (EQUAL, "CORAL", "BSoftmax")),
             "1.5",  # the goal
-            *(second(label) for label in (confirm.OURS_AVERAGED, PAPER, "ERM + SWAD", "Fish + SWAD")),
-            second(confirm.OURS_AVERAGED, "gas"),
-            *(second(label, "students") for label in (confirm.OURS_AVERAGED, "BSoftmax")),
+            *(second(label) for label in (confirm.SECOND.ours_averaged, PAPER, "ERM + SWAD", "Fish + SWAD")),
+            second(confirm.SECOND.ours_averaged, "gas"),
+            *(second(label, "students") for label in (confirm.SECOND.ours_averaged, "BSoftmax")),
             *(f"{table('balanced').mean(label):.1f}" for label in (f"{EQUAL} + SWAD", "ERM")),
-            *(f"{confirmed('balanced').mean(label):.1f}" for label in (f"{confirm.OURS} + SWAD", "ERM")),
+            *(f"{confirmed('balanced').mean(label):.1f}" for label in (f"{confirm.SECOND.ours} + SWAD", "ERM")),
         ],
         6: [
             f"{min(gaps):.1f}",
@@ -197,11 +197,14 @@ def test_the_changed_step_is_judged_by_the_rule() -> None:
 def test_the_second_candidate_is_judged_by_the_rule() -> None:
     figures = confirmed()
     assert figures.rows == ["gas", "spam", "reviews", "students", "digits"] and figures.seeds == [0, 1, 2]
-    assert len({key[:2] for key in figures.keys}) == sum(map(len, confirm.ROWS.values()))
-    assert figures.against(confirm.OURS_AVERAGED, "ERM").mean < 0  # so it is no default
-    verdicts = {row: figures.against(confirm.OURS_AVERAGED, "ERM", [row]).verdict for row in figures.rows}
+    assert len({key[:2] for key in figures.keys}) == sum(map(len, confirm.SECOND.rows.values()))
+    assert figures.against(confirm.SECOND.ours_averaged, "ERM").mean < 0  # so it is no default
+    verdicts = {row: figures.against(confirm.SECOND.ours_averaged, "ERM", [row]).verdict for row in figures.rows}
     assert verdicts == {"gas": "wins", "students": "loses", "spam": "ties", "reviews": "ties", "digits": "ties"}
-    for found, best in ((table("balanced"), f"{EQUAL} + SWAD"), (confirmed("balanced"), f"{confirm.OURS} + SWAD")):
+    for found, best in (
+        (table("balanced"), f"{EQUAL} + SWAD"),
+        (confirmed("balanced"), f"{confirm.SECOND.ours} + SWAD"),
+    ):
         whole = [label for label, values in found.values.items() if len(values) == len(found.keys)]
         assert max(whole, key=found.mean) == best
 
