@@ -84,7 +84,7 @@ def stepped(made: Algorithm, data: Batch) -> None:
     made.step(data)
 
 
-def measure(rounds: int = 8) -> list[Row]:
+def measure(rounds: int = 4) -> list[Row]:
     data = batch(96, PER_DOMAIN)
     costs: dict[str, float] = {}
     plain = prepared("ERM", data)
@@ -94,7 +94,7 @@ def measure(rounds: int = 8) -> list[Row]:
         other = prepared(name, data)  # one at a time: forty networks at once would not fit everywhere
         turns = 1 + getattr(other.hparams, "discriminator_steps", 1)  # some do different work by turns
         actions = {"ERM": lambda: stepped(plain, data), name: lambda m=other: stepped(m, data)}  # type: ignore[misc]
-        costs[name] = ratio(interleaved(actions, -(-rounds // turns) * turns), name, "ERM", turns)
+        costs[name] = ratio(interleaved(actions, -(-rounds // turns) * turns, warm_up=1), name, "ERM", turns)
     COSTS.write_text(
         json.dumps({"ERM": 1.0, **{name: round(cost, 2) for name, cost in costs.items()}}, indent=2) + "\n"
     )

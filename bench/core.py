@@ -59,9 +59,9 @@ def memory(made: Algorithm, per_domain: int) -> float:
 
 def measure() -> list[Row]:
     return [
-        *compared(PER_DOMAIN, rounds=6, others=("ERM", "MLDG")),
-        *compared(SMALL, rounds=12, others=("ERM",)),
-        two_passes(SMALL, rounds=12),
+        *compared(PER_DOMAIN, rounds=4, others=("ERM", "MLDG")),
+        *compared(SMALL, rounds=8, others=("ERM",)),
+        two_passes(SMALL, rounds=8),
     ]
 
 

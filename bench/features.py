@@ -32,7 +32,7 @@ from rcalign.training.run import make_model
 
 SETTINGS = {"frozen features (3 domains x 64 rows of 1,280)": 1280, "rows (3 domains x 64 rows of 20)": 20}
 DOMAINS, CLASSES, PER_PAIR, BATCH = 4, 7, 100, 64
-STEPS, WARM_UP, ROUNDS = 240, 40, 9
+STEPS, WARM_UP, ROUNDS = 240, 40, 5
 
 
 def dataset(features: int, domains: int = DOMAINS, classes: int = CLASSES, per_pair: int = PER_PAIR) -> Dataset:
