@@ -46,6 +46,7 @@ def rows(tmp_path: Path) -> Path:
         (["--protocol", "mldt"], "did you mean 'mdlt'"),
         (["--average", "emma"], "did you mean 'ema'"),
         (["--protocol", "mdlt"], "leave --test-domain out"),
+        (["--split", "domains"], "--split is 'domains', but workers always divide the rows of every domain"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
