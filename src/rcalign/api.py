@@ -18,7 +18,7 @@ import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import exports, registry
 from rcalign.data import loading, source
 from rcalign.data.benchmarks import actions
-from rcalign.data.source import Arrays, Dataset
+from rcalign.data.source import Arrays, Dataset, with_sample
 from rcalign.data.sources import table
 from rcalign.devices import resolve_device
 from rcalign.diagnosis import Diagnosis
@@ -30,7 +30,7 @@ from rcalign.exports.model_hub import local_run, push_run
 from rcalign.extensions import import_modules
 from rcalign.files import check_output, format_by_ending, write_whole
 from rcalign.predictions import Predictions, write_csv
-from rcalign.store.names import file_name
+from rcalign.store.names import file_name, short_data_name
 from rcalign.store.run_folder import RunFolder, read_config
 from rcalign.training import job
 from rcalign.training.callbacks import Callback
@@ -294,8 +294,8 @@ def fit(
 
     The same call goes on where it was stopped.
     """
-    from rcalign.data.forecasts import forecasts_to
     from rcalign.fit import pipeline
+    from rcalign.fit.reading import read_in_time
     from rcalign.fit.ticker import Ticker
     from rcalign.fit.timing import Clock, seconds_of, torch_threads
 
@@ -312,13 +312,22 @@ def fit(
     }
     found = {name: value for name, value in roles.items() if value}
     ticker = Ticker(progress)
+    sample = None
     if isinstance(data, Dataset):
         dataset, place = data, data.name
     else:
         place = _table_address(data, found)
-        with forecasts_to(lambda what, left: ticker.say(pipeline.before_training(what, left, clock))):
-            dataset = loading.load(place, skip_bad=bool(settings.get("skip_bad")), progress=progress)
-        place = job.located(place)
+
+        def read(rows: int | None) -> Dataset:
+            return loading.load(with_sample(place, rows), skip_bad=bool(settings.get("skip_bad")), progress=progress)
+
+        columns = table.divided(place)[1]
+        if columns is not None and columns.text:  # which take time to read
+            earlier = Path(out) if out is not None else Path("fits") / file_name(short_data_name(place))
+            dataset, sample = read_in_time(read, clock, ticker.say, earlier)
+        else:
+            dataset = read(None)
+        place = with_sample(job.located(place), None if sample is None else sample.rows)
     folder = Path(out) if out is not None else Path("fits") / file_name(Path(dataset.name).stem)
     # on small networks more threads only wait for one another, the longer the busier the cores are
     threads = 1 if isinstance(dataset.content, Arrays) else torch.get_num_threads()
@@ -335,6 +344,7 @@ def fit(
             settings={name: value for name, value in settings.items() if value},
             workers=1 if isinstance(data, Dataset) else workers,
             clock=clock,
+            sample=sample,
             say=ticker.say,
             show=ticker.show,
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rcalign import api
 from rcalign.data import sentences
-from rcalign.data.forecasts import forecasts_to
+from rcalign.data.forecasts import Forecast, forecasts_to
 from rcalign.data.sources.table import Roles, address
 from rcalign.errors import InputError
 
@@ -75,24 +76,28 @@ def test_what_was_embedded_before_a_stop_is_not_embedded_again(monkeypatch: pyte
     """The encoder is not a real one here: what counts is which texts it is given, and when it is stopped."""
     given: list[str] = []
 
-    def compute(texts: list[str], encoder: str, progress: bool) -> np.ndarray:
+    def compute(texts: list[str], encoder: str, progress: bool, read: Any) -> np.ndarray:
         given.extend(texts)
         if len(given) == 3:
             raise KeyboardInterrupt
+        read(range(len(texts)))
         return np.array([[len(text), ord(text[0])] for text in texts], np.float32)
 
     monkeypatch.setattr(sentences, "PIECE", 2)
-    monkeypatch.setattr(sentences, "KNOWN_AFTER", 0.0)
+    monkeypatch.setattr("rcalign.data.forecasts.KNOWN_AFTER", -1.0)
+    for name in ("_folder", "_model"):
+        monkeypatch.setattr(sentences, name, lambda value: value)
     monkeypatch.setattr(sentences, "width_of", lambda encoder: 2)
     monkeypatch.setattr(sentences, "_fingerprint", lambda encoder: encoder)
     monkeypatch.setattr(sentences, "compute", compute)
     texts = ["a", "bbbb", "cc", "", "ddd", "eeeee", "bbbb"]
     with pytest.raises(KeyboardInterrupt):
         sentences.embed(texts, "none", progress=False)
-    said: list[str] = []
-    with forecasts_to(lambda what, seconds: said.append(f"{what}: {seconds >= 0}")):
+    said: list[Forecast] = []
+    with forecasts_to(said.append):
         vectors = sentences.embed(texts, "none", progress=False)
     assert given == ["eeeee", "ddd", "bbbb", "ddd", "bbbb", "a", "cc"], "the longest first, nothing safe again"
     assert vectors.tolist() == [[len(text), ord(text[0])] if text else [0, 0] for text in texts]
-    assert said == ["reading 5 texts with none: True"]
+    assert {(one.what, one.rows) for one in said} == {("reading 5 texts with none", len(texts))}
+    assert [one.left / one.whole for one in said] == pytest.approx([(1 + 2 + 2 * 20) / (15 + 5 * 20), 0.0])
     assert [file.suffix for file in (tmp_path / "cache" / "sentences").iterdir()] == [".npy"], "no pieces are left"

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 from rcalign.algorithms.erm import ERM
 from rcalign.data import loading
 from rcalign.data.source import Dataset
 from rcalign.fit import leaders
-from rcalign.fit.final import FEWEST_FINAL_STEPS, FinalTraining, train_in_time
+from rcalign.fit.boosting import FIRST_ROUNDS, fit_in_time
+from rcalign.fit.final import FEWEST_FINAL_STEPS, FinalTraining, train_in_time, train_trees
 from rcalign.fit.folds import LEFT_OUT, Fold, Outcome
 from rcalign.fit.pipeline import run_pipeline
 from rcalign.fit.portfolio import portfolio, stages_cost
@@ -272,3 +274,78 @@ def test_a_final_training_that_was_cut_is_said_on_the_page_and_in_the_summary(da
     page = (tmp_path / "out" / "report.html").read_text()
     assert fitted.final.sentence in page and fitted.final.sentence in said
     assert "nothing is known about the next domain" in page
+
+
+# --- gradient boosting ------------------------------------------------------------------------------------------------
+
+
+class TimedTrees(HistGradientBoostingClassifier):
+    """Every round of trees takes a second of the clock, and beginning to fit takes two."""
+
+    machine: Machine
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TimedTrees:
+        before = getattr(self, "n_iter_", 0) if self.warm_start else 0
+        super().fit(X, y, sample_weight)
+        for _ in range(self.n_iter_ - before):
+            self.machine.train_one()
+        self.machine.now += 2.0
+        return self
+
+
+def rows_of(seed: int, count: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 4))
+    return x, (x[:, 0] * x[:, 1] > 0).astype(int) + (x[:, 2] > 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"early_stopping": True, "n_iter_no_change": 3}])
+@pytest.mark.parametrize("budget", [5.0, 30.0, 60.0, 110.0, 1000.0])
+def test_trees_end_in_time_and_are_the_first_ones_of_all(
+    machine: Machine, budget: float, settings: dict[str, Any]
+) -> None:
+    x, y = rows_of(0)
+    TimedTrees.machine = machine
+    whole = HistGradientBoostingClassifier(random_state=0, **settings).fit(x, y)
+    model = TimedTrees(random_state=0, **settings)
+    begun = machine.now
+    cut = fit_in_time(model, x, y, lambda: begun + budget - machine.now)
+    made = model.n_iter_
+    assert machine.now - begun <= max(budget, FIRST_ROUNDS + 2) and made >= min(FIRST_ROUNDS, whole.n_iter_)
+    assert cut == (made < whole.n_iter_) and model.max_iter == 100
+    if budget >= 1000:
+        assert not cut
+    elif cut and budget >= 30:
+        assert made >= 0.6 * budget, "and the time is used"
+    staged = list(whole.staged_decision_function(x))
+    np.testing.assert_array_equal(model.decision_function(x), staged[made - 1])
+
+
+def test_trees_on_a_machine_that_becomes_slower_end_in_time(machine: Machine) -> None:
+    """Twice as slow after the first rounds: what was begun takes at most what was left."""
+    x, y = rows_of(1)
+    TimedTrees.machine = machine
+    machine.slower = (FIRST_ROUNDS, 2.0)
+    model = TimedTrees(random_state=0)
+    assert fit_in_time(model, x, y, lambda: 60.0 - machine.now)
+    assert machine.now <= 60.0 + 2.0 and FIRST_ROUNDS < model.n_iter_ < 100
+
+
+def test_trees_that_were_cut_are_said_and_with_more_time_they_are_whole(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["shop,price,weight,sells"]
+    for k in range(90):
+        price, weight = rng.normal(size=2)
+        lines.append(f"{'abc'[k % 3]},{price:.3f},{weight:.3f},{'yes' if price * weight > 0 else 'no'}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    table = loading.load(f"{tmp_path / 't.csv'}?label=sells&domain=shop")
+    options: dict[str, Any] = {"seed": 0, "settings": {}}
+    cut = train_trees(table, table.name, tmp_path / "cut", clock=Clock(1e-3), **options)
+    assert cut.cut and cut.made == FIRST_ROUNDS
+    assert f"stopped after {FIRST_ROUNDS} of 100 rounds of trees by the budget" in cut.sentence
+    result = RunFolder(tmp_path / "cut").result()
+    assert result is not None and result.steps == FIRST_ROUNDS and "10 of 100" in result.weights
+    for name, clock in (("free", Clock(0)), ("kept", Clock(3600.0))):
+        whole = train_trees(table, table.name, tmp_path / name, clock=clock, **options)
+        assert not whole.cut and not whole.sentence and whole.made == 100
+    assert weights(tmp_path / "free") == weights(tmp_path / "kept")

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from rcalign.data.forecasts import ForecastWork
 from rcalign.data.picture import RECIPE, BadImage, check_header, decode, to_stored
 from rcalign.data.source import Dataset, ImageArray, Images
 from rcalign.errors import InputError
@@ -293,8 +294,9 @@ def _build(dataset: Dataset, folder: Path, lengths: Sequence[int], size: int, fo
     with ThreadPoolExecutor(_cores()) as pool:
         about = "" if form == "raw" else "about "
         note = f"Decoding images ({about}{to_write / 2**20:,.0f} MiB cache)"
-        for _ in _progress(images(), len(paths), note, progress):
-            pass
+        work = ForecastWork(f"decoding {len(paths):,} images", len(paths), len(paths))
+        for row, _ in enumerate(_progress(images(), len(paths), note, progress), 1):
+            work.advance(1, len(paths) - row)
     remember_bad(dataset.fingerprint, bad, thorough=True)
     if bad:
         first = min(bad)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
-Listener = Callable[[str, float], None]
-KNOWN_AFTER = 3.0  # seconds of work after which a forecast is worth something
+KNOWN_AFTER = 3.0  # seconds of work after which a forecast is worth something, and between two of them
 
+
+@dataclass(frozen=True)
+class Forecast:
+    """what: is computed. left: seconds that it still takes. whole: seconds of all of it. rows: of the data."""
+
+    what: str
+    left: float
+    whole: float
+    rows: int
+
+
+Listener = Callable[[Forecast], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def forecasts_to(listener: Listener) -> Iterator[None]:
-    """Inside, forecasts go to ``listener(what, seconds)``: what is computed, and how much longer it takes.
+    """Inside, forecasts go to ``listener``, which may raise to end the work.
 
-    >>> with forecasts_to(lambda what, seconds: print(f"{what}: {seconds:.0f} s")):
-    ...     tell_time_left("features of 900 images", 40.0)
+    >>> with forecasts_to(lambda found: print(f"{found.what}: {found.left:.0f} s")):
+    ...     tell_time_left(Forecast("features of 900 images", 40.0, 60.0, 900))
     features of 900 images: 40 s
     """
     token = _listener.set(listener)
@@ -27,8 +40,29 @@ def forecasts_to(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell_time_left(what: str, seconds: float) -> None:
-    """Tells who listens, if anyone, that something takes that many seconds more."""
+def tell_time_left(forecast: Forecast) -> None:
+    """Tells who listens, if anyone."""
     listener = _listener.get()
     if listener is not None:
-        listener(what, seconds)
+        listener(forecast)
+
+
+class ForecastWork:
+    """Work that tells after some seconds, and again from time to time, how much longer it takes.
+
+    total: all of the work, in any unit that time is proportional to. rows: of the data that it is done for.
+    """
+
+    def __init__(self, what: str, rows: int, total: float) -> None:
+        self._what, self._rows, self._total = what, rows, total
+        self._done = 0.0
+        self._begun = self._told = time.monotonic()
+
+    def advance(self, amount: float, left: float) -> None:
+        """So much was done just now, and so much is left."""
+        self._done += amount
+        now = time.monotonic()
+        if now > self._told + KNOWN_AFTER:
+            self._told = now
+            per_unit = (now - self._begun) / self._done
+            tell_time_left(Forecast(self._what, per_unit * left, per_unit * self._total, self._rows))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from rcalign.data import sources
-from rcalign.data.source import Dataset
+from rcalign.data.source import Dataset, sample_of, without_sample
 from rcalign.errors import InputError, unknown
 
 
@@ -15,6 +15,8 @@ def load(data: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool
     address of the Hugging Face hub (``hf://OWNER/NAME``).
 
     A name may carry parameters: ``emoji-mlt:imbalance=20,order=3``. A name goes before a path; ``./emoji`` is the path.
+    With ``?sample=1000`` after it (``&sample=1000`` behind the columns of a table) only so many rows are taken, of each
+    domain and class its share.
     skip_bad: leave out files that are not whole images and list them in ``notes`` (each file is decoded once to find
     out). Without it, a file that is no image at all is an error here, and one that is cut short is an error at the
     latest when the cache is built.
@@ -22,6 +24,9 @@ def load(data: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool
     text = os.fspath(data)
     if not text.strip():
         raise InputError("the name of the data is empty: give a folder, a file or the name of a data set.")
+    whole, count = without_sample(text)
+    if count is not None and not os.path.exists(text) and sources.table.divided(whole)[1] is None:
+        return sample_of(load(whole, skip_bad=skip_bad, progress=progress), count)
     if isinstance(data, str) and sources.is_name(text):
         return sources.load(text, skip_bad=skip_bad, progress=progress)
     if isinstance(data, str) and sources.hub.is_address(text):

@@ -11,7 +11,6 @@ import importlib.util
 import io
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rcalign.data.cache import cache_root
-from rcalign.data.forecasts import KNOWN_AFTER, tell_time_left
+from rcalign.data.forecasts import ForecastWork
 from rcalign.errors import InputError
 from rcalign.files import write_whole
 
@@ -30,6 +29,7 @@ INSTALL = "pip install 'rcalign[text]'"
 BATCH = 32
 PIECE = 8 * BATCH  # texts that are safe on the disk together
 LONGEST = 256  # tokens; the rest of a longer text is not read
+PER_TOKEN = 5  # letters, about
 PER_TEXT = 20  # what a text takes besides its letters, in letters
 
 
@@ -101,31 +101,41 @@ def embed(texts: Sequence[str], encoder: str, *, progress: bool = True) -> np.nd
         if file.exists():
             table[:-1] = np.load(file, allow_pickle=False)
         else:
-            table[:-1] = _embedded(distinct, encoder, file, progress)
+            table[:-1] = _embedded(distinct, encoder, file, progress, len(texts))
     return table[[place.get(text, len(distinct)) for text in texts]]
 
 
-def _embedded(texts: Sequence[str], encoder: str, file: Path, progress: bool) -> np.ndarray:
-    """Vectors of texts, written to a file, and to pieces of it on the way: what was stopped goes on there."""
+def _embedded(texts: Sequence[str], encoder: str, file: Path, progress: bool, rows: int) -> np.ndarray:
+    """Vectors of texts, written to a file, and to pieces of it on the way: what was stopped goes on there.
+
+    rows: of the table that the texts are of.
+    """
     out = np.zeros((len(texts), width_of(encoder)), np.float32)
     order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
     starts = range(0, len(order), PIECE)
     parts = [file.with_suffix(f".part{number}.npy") for number in range(len(starts))]
-    work = [sum(len(texts[k]) + PER_TEXT for k in order[start : start + PIECE]) for start in starts]
-    begun, done, told = time.monotonic(), 0, False
+    letters = [min(len(text), LONGEST * PER_TOKEN) + PER_TEXT for text in texts]
+    work = [sum(letters[k] for k in order[start : start + PIECE]) for start in starts]
+    missing = [0.0 if part.exists() else float(amount) for part, amount in zip(parts, work, strict=True)]
+    _model(_folder(encoder))  # loading it takes time too, which is not the texts'
+    forecast = ForecastWork(f"reading {len(texts):,} texts with {encoder}", rows, sum(work))
     with _bar(f"reading texts with {encoder}", len(texts), progress) as advance:
         for number in reversed(range(len(starts))):  # the longest first, so that no forecast is too short
-            rows = order[starts[number] : starts[number] + PIECE]
-            found = _kept(parts[number], (len(rows), out.shape[1]))
-            out[rows] = compute([texts[k] for k in rows], encoder, progress=False) if found is None else found
+            piece = order[starts[number] : starts[number] + PIECE]
+            found = _kept(parts[number], (len(piece), out.shape[1]))
             if found is None:
-                _write(parts[number], out[rows])
-                done += work[number]
-                spent = time.monotonic() - begun
-                if not told and spent > KNOWN_AFTER:
-                    told = True
-                    tell_time_left(f"reading {len(texts):,} texts with {encoder}", spent / done * sum(work[:number]))
-            advance(len(rows))
+                left = sum(missing[: number + 1])
+
+                def read(batch: Sequence[int], piece: Sequence[int] = piece) -> None:
+                    nonlocal left
+                    amount = sum(letters[piece[k]] for k in batch)
+                    left -= amount
+                    forecast.advance(amount, left)
+
+                found = compute([texts[k] for k in piece], encoder, progress=False, read=read)
+                _write(parts[number], found)
+            out[piece] = found
+            advance(len(piece))
     _write(file, out)
     for part in parts:
         part.unlink(missing_ok=True)
@@ -193,8 +203,13 @@ def _model(folder: Path) -> tuple[Any, Any]:
     return tokenizer, model.eval()
 
 
-def compute(texts: Sequence[str], encoder: str, progress: bool) -> np.ndarray:
-    """Unit vectors (n, width) float32, without the cache. progress: a bar on the error stream."""
+def compute(
+    texts: Sequence[str], encoder: str, progress: bool, read: Callable[[Sequence[int]], None] = lambda batch: None
+) -> np.ndarray:
+    """Unit vectors (n, width) float32, without the cache. progress: a bar on the error stream.
+
+    read: told the positions of the texts of each batch once it is done.
+    """
     import torch
 
     folder = _folder(encoder)
@@ -213,4 +228,5 @@ def compute(texts: Sequence[str], encoder: str, progress: bool) -> np.ndarray:
             pooled = hidden[:, 0] if pooling == "cls" else (hidden * mask).sum(1) / mask.sum(1)
             out[rows] = torch.nn.functional.normalize(pooled, dim=1).float().numpy()
             advance(len(rows))
+            read(rows)
     return out

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,70 @@ class Dataset:
             fingerprint([self.fingerprint.encode(), rows.tobytes()]),
             self.shots,
         )
+
+
+def stratified_rows(y: Sequence[Any] | np.ndarray, domain: Sequence[Any] | np.ndarray, count: int) -> np.ndarray:
+    """About ``count`` rows, ascending, in which every (domain, class) pair has nearly the share that it has in all.
+
+    y, domain: (n,) the class and the domain of each row. Of a small pair up to five rows are taken first, if there is
+    room. The same rows in each call, and those of a smaller count are among those of a larger one but for that.
+
+    >>> y, domain = np.repeat([0, 1, 0], [80, 10, 10]), np.repeat(["a", "b"], [90, 10])
+    >>> rows = stratified_rows(y, domain, 50)
+    >>> len(rows), np.bincount(y[rows]).tolist(), (domain[rows] == "b").sum().item()
+    (50, [45, 5], 5)
+    """
+    pair = np.unique([f"{d}\0{c}" for d, c in zip(domain, y, strict=True)], return_inverse=True)[1]
+    sizes = np.bincount(pair)
+    first = min(5, count // (2 * len(sizes)))
+    rng = np.random.default_rng(0)
+    rank = np.empty(len(pair))
+    for k, size in enumerate(sizes):
+        place = rng.permutation(size)
+        rank[pair == k] = np.where(place < first, -1.0, (place + 0.5) / size)
+    return np.sort(np.lexsort((rng.random(len(pair)), rank))[:count])
+
+
+def sample_of(dataset: Dataset, count: int) -> Dataset:
+    """A sample of so many rows (``stratified_rows``), or the data set itself if it has no more."""
+    if count >= len(dataset):
+        return dataset
+    chosen = dataset.select(stratified_rows(dataset.y, dataset.domain, count))
+    return replace(chosen, notes=(*chosen.notes, sample_note(count, len(dataset))))
+
+
+def sample_size(text: str) -> int:
+    """The number of rows that ``sample=`` in the name of data asks for.
+
+    >>> sample_size("300")
+    300
+    """
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise InputError(f"`sample` is '{text}', but a number of rows is expected, such as sample=1000.")
+    return int(text)
+
+
+def without_sample(data: str) -> tuple[str, int | None]:
+    """The name of data without the sample that it asks for, and how many rows that is.
+
+    >>> without_sample("photos?sample=300"), without_sample("t.csv?label=y&sample=9"), without_sample("photos")
+    (('photos', 300), ('t.csv?label=y', 9), ('photos', None))
+    """
+    found = re.fullmatch(r"(.*)[?&]sample=([^&]*)", data, re.DOTALL)
+    return (data, None) if found is None else (found[1], sample_size(found[2]))
+
+
+def with_sample(data: str, count: int | None) -> str:
+    """The name of a sample of data: ``without_sample`` is its inverse.
+
+    >>> with_sample("photos", 300), with_sample("t.csv?label=y", 9), with_sample("photos", None)
+    ('photos?sample=300', 't.csv?label=y&sample=9', 'photos')
+    """
+    return data if count is None else f"{data}{'&' if '?' in data else '?'}sample={count}"
+
+
+def sample_note(count: int, rows: int) -> str:
+    return f"a sample of {count:,} of {rows:,} rows, in which domains and classes have the shares that they have in all"
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:

@@ -1,33 +1,24 @@
-"""Gradient boosting beside the networks: fitted on the same rows, saved without pickle, used by the same commands."""
+"""Gradient boosting beside the networks, fitted on the same rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from rcalign.checkpoints import save_weights
-from rcalign.data.batches import evaluation_batches
 from rcalign.data.columns import UNSEEN, Encoding, Table, learn_encoding
 from rcalign.data.source import Dataset
-from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
-from rcalign.evaluation.evaluate import BATCH, evaluate_parts
-from rcalign.fit.portfolio import PORTFOLIO
-from rcalign.models.boosted_trees import ABOUT, BoostedTrees
-from rcalign.store.results import RunResult
-from rcalign.store.run_folder import RunFolder
-from rcalign.training.job import prepare_run
-from rcalign.training.loop import HowFar, run_result
-from rcalign.training.options import TrainOptions
+from rcalign.models.boosted_trees import BoostedTrees
 
 SETTINGS = ("learning_rate", "max_iter", "max_leaf_nodes", "min_samples_leaf", "l2_regularization")  # that are recorded
+FIRST_ROUNDS = 10  # of trees, that are made whatever the time
+THIRD = 3.0  # times as long as all rounds should take must be left to fit them at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,11 +30,15 @@ class FittedTrees:
     x: np.ndarray
     rounds: int
     settings: Mapping[str, Any]
+    cut: bool = False  # by time
 
 
-def fit_trees(dataset: Dataset, rows: np.ndarray, seed: int) -> FittedTrees:
+def fit_trees(
+    dataset: Dataset, rows: np.ndarray, seed: int, seconds_left: Callable[[], float] | None = None
+) -> FittedTrees:
     """scikit-learn's HistGradientBoosting with its own settings, fitted on some rows of a table.
 
+    seconds_left: until when it must have ended, with as many rounds of trees as there is time for (``fit_in_time``).
     What is saved must compute what scikit-learn fitted: that is checked on all rows, to the bit.
     """
     assert isinstance(dataset.content, Table)
@@ -53,7 +48,7 @@ def fit_trees(dataset: Dataset, rows: np.ndarray, seed: int) -> FittedTrees:
     known = x.copy()
     known[:, category] = np.where(x[:, category] == UNSEEN, np.nan, x[:, category])
     fitted = HistGradientBoostingClassifier(categorical_features=category, random_state=seed)
-    fitted.fit(known[rows], dataset.y[rows])
+    cut = fit_in_time(fitted, known[rows], dataset.y[rows], seconds_left)
     trees = BoostedTrees.from_fitted(fitted, len(dataset.classes))
     ours = np.concatenate([trees.scores(part).numpy() for part in torch.from_numpy(x).split(4096)])
     if not (ours == fitted.decision_function(known).reshape(ours.shape)).all():
@@ -62,44 +57,39 @@ def fit_trees(dataset: Dataset, rows: np.ndarray, seed: int) -> FittedTrees:
             "constraints.txt."
         )
     parameters = fitted.get_params()
-    return FittedTrees(trees, encoding, x, fitted.n_iter_, {name: parameters[name] for name in SETTINGS})
+    return FittedTrees(trees, encoding, x, fitted.n_iter_, {name: parameters[name] for name in SETTINGS}, cut)
 
 
-def train_trees(
-    dataset: Dataset, data: str, out: Path, *, seed: int, settings: Mapping[str, Any], progress: bool = False
-) -> RunResult:
-    """Fits the trees on every row and leaves a run folder, as the training of a network does."""
-    folder = RunFolder(out)
-    begun = time.perf_counter()
-    splits = make_splits(dataset, "all", (), seed)
-    # of a network's configuration, what is true of trees too: the data, its classes and counts
-    options = TrainOptions(algorithm=PORTFOLIO[0].algorithm, seed=seed, **settings)
-    made = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
-    found = fit_trees(dataset, np.arange(len(dataset)), seed)
-    config = dataclasses.replace(
-        made.config,
-        algorithm=ABOUT.name,
-        protocol="all",
-        hparams=dict(found.settings),
-        steps=found.rounds,
-        evaluate_every=found.rounds,
-        average=None,
-        spec=dataclasses.replace(made.config.spec, input_shape=(found.x.shape[1],)),
-        table=found.encoding.to_json(),
-    )
-    folder.begin(config, resume=folder.config_file.exists())
-    try:
-        save_weights(folder.best_file, found.trees.state_dict())
-        parts = evaluate_parts(
-            found.trees.predict,
-            splits,
-            dataset.y,
-            lambda rows: evaluation_batches(found.x, rows, BATCH),
-            len(dataset.classes),
-        )
-        at = HowFar(found.rounds, found.rounds, seconds=time.perf_counter() - begun)
-        result = run_result(parts, config, at, f"all {found.rounds} rounds of trees", dataset.shots)
-        folder.finish(result)
-    finally:
-        folder.release()
-    return result
+def fit_in_time(
+    model: HistGradientBoostingClassifier,
+    x: np.ndarray,
+    y: np.ndarray,
+    seconds_left: Callable[[], float] | None = None,
+) -> bool:
+    """Fits all rounds of trees, or as many as there is time for, but at least ten. -> whether time was up before.
+
+    scikit-learn cannot be stopped inside a fit, but goes on with one (``warm_start``) to the same trees, to the bit.
+    So a few rounds are fitted and timed, then the rest if that takes a third of the time left, else as many as take
+    half of it, and so on.
+    """
+    most = model.max_iter
+    if seconds_left is None:
+        model.fit(x, y)
+        return False
+    begun, wanted = time.monotonic(), min(FIRST_ROUNDS, most)
+    model.set_params(warm_start=True)
+    while True:
+        model.set_params(max_iter=wanted).fit(x, y)
+        made = model.n_iter_
+        if made < wanted or made >= most:  # stopped early by its own rule, or whole
+            cut = False
+            break
+        per_round = (time.monotonic() - begun) / made
+        left, rest = seconds_left(), most - made
+        more = rest if THIRD * per_round * rest <= left else min(rest, int(left / (2 * per_round)))
+        if more < 1:
+            cut = True
+            break
+        wanted = made + more
+    model.set_params(max_iter=most, warm_start=False)
+    return cut

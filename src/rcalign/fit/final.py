@@ -15,6 +15,7 @@ import dataclasses
 import json
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +23,20 @@ from typing import Any
 
 import numpy as np
 
+from rcalign.checkpoints import save_weights
+from rcalign.data.batches import evaluation_batches
 from rcalign.data.source import Dataset
 from rcalign.data.splits import split as make_splits
+from rcalign.evaluation.evaluate import BATCH, evaluate_parts
 from rcalign.evaluation.metrics import TEMPERATURES, expected_calibration_error, fit_temperature, softmax
+from rcalign.fit.boosting import fit_trees
 from rcalign.fit.folds import EVALUATIONS, Fold, evaluate_every
-from rcalign.fit.portfolio import Candidate, stages_cost
+from rcalign.fit.portfolio import PORTFOLIO, Candidate, stages_cost
 from rcalign.fit.timing import Clock, TrainingCosts, measure_costs
+from rcalign.models.boosted_trees import ABOUT
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
 from rcalign.training.job import Job, prepare_run
+from rcalign.training.loop import HowFar, run_result
 from rcalign.training.options import TrainOptions
 from rcalign.training.run import complete, cut_by_time
 
@@ -99,13 +106,14 @@ class FinalTraining:
     """How long the final model was trained.
 
     wanted: steps by the folds, or of the default. planned: those of them that fitted into the time when it began. made:
-    those of the model. cut: whether time was up before all that were planned.
+    those of the model. cut: whether time was up before all that were planned. unit: what is counted.
     """
 
     wanted: int
     planned: int
     made: int
     cut: bool
+    unit: str = "steps"
 
     @property
     def sentence(self) -> str:
@@ -113,13 +121,13 @@ class FinalTraining:
         if self.cut:
             which = "" if self.planned == self.wanted else f" (of {self.wanted:,} that were wanted)"
             return (
-                f"The final training was stopped after {self.made:,} of {self.planned:,} steps{which} by the budget. "
-                "The same command with a larger budget goes on from there."
+                f"The final training was stopped after {self.made:,} of {self.planned:,} {self.unit}{which} by the "
+                "budget. The same command with a larger budget goes on from there."
             )
         if self.planned < self.wanted:
             return (
-                f"The final training had {self.planned:,} of {self.wanted:,} steps: more did not fit into the budget. "
-                "The same command with a larger budget trains longer."
+                f"The final training had {self.planned:,} of {self.wanted:,} {self.unit}: more did not fit into the "
+                "budget. The same command with a larger budget trains longer."
             )
         return ""
 
@@ -143,6 +151,55 @@ def train_final(
     job = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
     job = dataclasses.replace(job, config=dataclasses.replace(job.config, protocol="all"))
     return train_in_time(job, out, clock, average_from=found.average_from, progress=progress)
+
+
+def train_trees(
+    dataset: Dataset,
+    data: str,
+    out: Path,
+    *,
+    clock: Clock,
+    seed: int,
+    settings: Mapping[str, Any],
+    progress: bool = False,
+) -> FinalTraining:
+    """Fits gradient boosting on every row, as far as there is time, and leaves a run folder as a network does."""
+    folder = RunFolder(out)
+    begun = time.perf_counter()
+    splits = make_splits(dataset, "all", (), seed)
+    # of a network's configuration, what is true of trees too: the data, its classes and counts
+    options = TrainOptions(algorithm=PORTFOLIO[0].algorithm, seed=seed, **settings)
+    made = prepare_run(options, dataset, data=data, splits=splits, progress=progress)
+    limited = (lambda: clock.left - clock.closing) if clock.budget > 0 else None
+    found = fit_trees(dataset, np.arange(len(dataset)), seed, limited)
+    most = int(found.settings["max_iter"])
+    config = dataclasses.replace(
+        made.config,
+        algorithm=ABOUT.name,
+        protocol="all",
+        hparams=dict(found.settings),
+        steps=found.rounds,
+        evaluate_every=found.rounds,
+        average=None,
+        spec=dataclasses.replace(made.config.spec, input_shape=(found.x.shape[1],)),
+        table=found.encoding.to_json(),
+    )
+    folder.begin(config, resume=folder.config_file.exists())
+    try:
+        save_weights(folder.best_file, found.trees.state_dict())
+        parts = evaluate_parts(
+            found.trees.predict,
+            splits,
+            dataset.y,
+            lambda rows: evaluation_batches(found.x, rows, BATCH),
+            len(dataset.classes),
+        )
+        at = HowFar(found.rounds, found.rounds, seconds=time.perf_counter() - begun)
+        which = f"{found.rounds} of {most}" if found.cut else f"all {found.rounds}"
+        folder.finish(run_result(parts, config, at, f"{which} rounds of trees", dataset.shots))
+    finally:
+        folder.release()
+    return FinalTraining(most, most, found.rounds, found.cut, unit="rounds of trees")
 
 
 def train_default(

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from rcalign.fit.folds import EVALUATIONS, Fold, prepare_fold, read_outcome
 from rcalign.fit.portfolio import Candidate
+from rcalign.fit.reading import exactly
 from rcalign.fit.search import FEWEST_STEPS, Round, Search
 from rcalign.fit.timing import TrainingCosts, at_once, measure_costs, threads_of_fold, torch_threads
-from rcalign.sweeps.progress import duration
 
 LEADERS = 2
 TUNED = ", fine-tuned"  # after the name of a method
@@ -72,15 +72,10 @@ def fine_tune_leaders(search: Search, last: Round) -> list[Round]:
         least = tuning.round_seconds(leaders[:1], FEWEST_TUNING_STEPS) + tuning.final_seconds(FEWEST_TUNING_STEPS)
         search.omit(
             f"Not fine-tuned, for lack of time: {names}. {FEWEST_TUNING_STEPS} steps of one method take "
-            f"{'about' if enough else 'at least'} {_exactly(least)}, and {_exactly(max(0.0, tuning.available))} were "
+            f"{'about' if enough else 'at least'} {exactly(least)}, and {exactly(max(0.0, tuning.available))} were "
             "left. The same command with a larger budget goes on from here."
         )
     return done
-
-
-def _exactly(seconds: float) -> str:
-    """A time that is compared with another: in seconds if it is short."""
-    return f"{seconds:.0f} s" if seconds < 600 else duration(seconds)
 
 
 def measure_tuning(tuning: Search, candidate: Candidate) -> bool:

@@ -16,27 +16,25 @@ import numpy as np
 
 from rcalign import presets
 from rcalign.data.columns import Table
-from rcalign.data.forecasts import forecasts_to
-from rcalign.data.source import Arrays, Dataset
+from rcalign.data.source import Arrays, Dataset, sample_of, with_sample, without_sample
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import softmax
 from rcalign.exports.card import model_card
 from rcalign.files import write_whole
-from rcalign.fit.boosting import train_trees
 from rcalign.fit.conformal import PredictionSets, abstention, learn_sets
 from rcalign.fit.data_overview import DataOverview, summarise_data
 from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_method, expect
-from rcalign.fit.final import FinalTraining, calibrate, length, temperature_of, train_default, train_final
+from rcalign.fit.final import FinalTraining, calibrate, length, temperature_of, train_default, train_final, train_trees
 from rcalign.fit.fit_page import render_page
 from rcalign.fit.folds import EVALUATIONS, Fold, keep_left_out, left_out
 from rcalign.fit.leaders import fine_tune_leaders, reserve_for_leaders
 from rcalign.fit.portfolio import PORTFOLIO, Candidate, portfolio, recommended
+from rcalign.fit.reading import RowSample, read_in_time, remember_sample
 from rcalign.fit.search import Round, Search, candidate_json, start_seconds, workers_for
 from rcalign.fit.timing import Clock
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
-from rcalign.sweeps.progress import duration
 from rcalign.training.job import prepare_run
 from rcalign.training.options import TrainOptions
 
@@ -74,13 +72,34 @@ class Fitted:
     seconds: float
     rounds: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     omitted: Sequence[str] = ()  # what the budget had no room for, in sentences
-    final: FinalTraining | None = None  # None for gradient boosting
+    final: FinalTraining | None = None
+    sample: RowSample | None = None  # the rows that there was time to read; None: all
 
     @property
     def shortened(self) -> str:
         """What the budget had no room for in the final training, and what that means; empty if that is nothing."""
         sentence = "" if self.final is None else self.final.sentence
         return f"{sentence} {LESS}" if sentence and self.expectation is not None else sentence
+
+
+@dataclass(frozen=True)
+class PreparedFit:
+    """What every part of a fit needs. data: how to find the dataset again. out: the folder to write."""
+
+    dataset: Dataset
+    data: str
+    out: Path
+    seen: DataOverview
+    clock: Clock
+    seed: int
+    settings: Mapping[str, Any]
+    sample: RowSample | None
+    say: Say
+    progress: bool
+
+    @property
+    def images(self) -> bool:
+        return not isinstance(self.dataset.content, Arrays)
 
 
 def run_pipeline(
@@ -96,6 +115,7 @@ def run_pipeline(
     settings: Mapping[str, Any] | None = None,
     workers: int | None = None,
     clock: Clock | None = None,
+    sample: RowSample | None = None,
     say: Say = lambda line: None,
     show: Show = lambda done, planned, text: None,
     progress: bool = False,
@@ -104,7 +124,8 @@ def run_pipeline(
 
     data: how to find the data again. budget: seconds for everything; 0 trains the recommended method only. rule: choose
     by the "mean" or the "worst" domain. more: further algorithms to try. steps: of a full training, by default the
-    preset's. settings: further options of training. workers: processes, by default one for each core.
+    preset's. settings: further options of training. workers: processes, by default one for each core. sample: the data
+    are that sample already.
     """
     clock = clock or Clock(budget)
     if rule not in RULES:
@@ -116,23 +137,41 @@ def run_pipeline(
     images = not isinstance(dataset.content, Arrays)
     candidates = portfolio(more, domains=len(dataset.domains), images=images, table=isinstance(dataset.content, Table))
     out.mkdir(parents=True, exist_ok=True)
-    _claim(out, dataset, seed, settings)
-    with forecasts_to(lambda what, left: say(before_training(what, left, clock))):
-        features = _frozen_features(dataset, seed, settings, progress) if images else None
+    _claim(out, without_sample(data)[0], None if sample is not None else dataset.fingerprint, seed, settings)
+    features = None
+    if images:
+        whole = dataset
+
+        def read(rows: int | None) -> tuple[Dataset, np.ndarray]:
+            part = whole if rows is None else sample_of(whole, rows)
+            return part, _frozen_features(part, seed, settings, progress)
+
+        found, sample = read_in_time(read, clock, say, out)
+        dataset, features = found
+        data = with_sample(data, None if sample is None else sample.rows)
+    remember_sample(out, sample)
+    folds = out  # the folder of folds and of what is known about them
+    if sample is not None:
+        folds = out / "samples" / str(sample.rows)
+        folds.mkdir(parents=True, exist_ok=True)
+        _claim(folds, without_sample(data)[0], dataset.fingerprint, seed, settings)
     seen = summarise_data(dataset, features, seed=seed)
     say(f"{seen.rows:,} rows, {len(seen.domains)} domain{'s'[: len(seen.domains) > 1]}, {len(seen.classes)} classes.")
+    if sample is not None:
+        say(sample.sentence)
     for sentence in (*seen.sentences, *dataset.notes):
         say(f"- {sentence}")
+    fit = PreparedFit(dataset, data, out, seen, clock, seed, settings, sample, say, progress)
     if budget == 0 or len(dataset.domains) < 2:
-        return _default_only(dataset, data, out, seen, images, steps, seed, settings, clock, say, progress)
+        return _default_only(fit, steps)
     full = steps or presets.choose_preset(None, arrays=True, freeze_backbone=False).steps
     if clock.left <= clock.closing:
         say(TOO_SMALL)
-        return _default_only(dataset, data, out, seen, images, full, seed, settings, clock, say, progress, TOO_SMALL)
+        return _default_only(fit, full, TOO_SMALL)
     search = Search(
         dataset,
         data,
-        out,
+        folds,
         clock,
         seed=seed,
         settings=settings,
@@ -146,8 +185,8 @@ def run_pipeline(
         rounds, scores = _compare(search, candidates, full, images)
     if not scores:
         say(TOO_SMALL)
-        return _default_only(dataset, data, out, seen, images, full, seed, settings, clock, say, progress, TOO_SMALL)
-    return _finish(dataset, data, out, seen, rounds, scores, search, clock, rule, seed, settings, say, progress)
+        return _default_only(fit, full, TOO_SMALL)
+    return _finish(fit, rounds, scores, search)
 
 
 def _compare(
@@ -167,38 +206,26 @@ def _compare(
     return rounds, scores
 
 
-def before_training(what: str, seconds: float, clock: Clock) -> str:
-    """What to say of work that must be done before anything can be trained.
-
-    >>> before_training("reading 900 texts", 240.0, Clock(3600.0))
-    'Before training: reading 900 texts, about 4 min.'
-    """
-    text = f"Before training: {what}, about {duration(seconds)}"
-    if not 0 < clock.budget < clock.spent + seconds:
-        return f"{text}."
-    return (
-        f"{text} more. The budget of {duration(clock.budget)} does not suffice for it; nothing can be trained without, "
-        "so it is done all the same and kept for later calls. Then the recommended method is trained, and none is "
-        f"compared: for that give more than {duration(clock.spent + seconds)}."
-    )
-
-
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _claim(out: Path, dataset: Dataset, seed: int, settings: Mapping[str, Any]) -> None:
-    """The folder is this data's; another's is refused."""
+def _claim(out: Path, data: str, fingerprint: str | None, seed: int, settings: Mapping[str, Any]) -> None:
+    """The folder is this data's; another's is refused. fingerprint: None where not all rows were read."""
     file = out / "data.json"
-    ours = {"fingerprint": dataset.fingerprint, "seed": seed, "settings": json.loads(json.dumps(dict(settings)))}
+    ours = {"seed": seed, "settings": json.loads(json.dumps(dict(settings))), "data": data}
+    if fingerprint is not None:
+        ours["fingerprint"] = fingerprint
+    theirs: dict[str, Any] = {}
     if file.exists():
         theirs = json.loads(file.read_text())
-        if theirs != ours:
-            different = next(name for name in ours if ours[name] != theirs.get(name))
-            what = "data" if different == "fingerprint" else different
-            raise InputError(f"'{out}' holds a fit with other {what}: choose another `out`, or remove that folder.")
+        same = "fingerprint" if "fingerprint" in ours and "fingerprint" in theirs else "data"  # may have been moved
+        for name in (same, "seed", "settings"):
+            if name in theirs and ours[name] != theirs[name]:
+                what = "data" if name == "fingerprint" else name
+                raise InputError(f"'{out}' holds a fit with other {what}: choose another `out`, or remove that folder.")
     elif any(not item.name.startswith(".") for item in out.iterdir()):
         raise InputError(f"the output folder '{out}' holds other files: choose an empty or new one.")
-    write_whole(file, json.dumps(ours).encode())
+    write_whole(file, json.dumps(theirs | ours).encode())
 
 
 def _frozen_features(dataset: Dataset, seed: int, settings: Mapping[str, Any], progress: bool) -> np.ndarray:
@@ -208,21 +235,8 @@ def _frozen_features(dataset: Dataset, seed: int, settings: Mapping[str, Any], p
     return np.asarray(made.task.inputs.content)
 
 
-def _finish(
-    dataset: Dataset,
-    data: str,
-    out: Path,
-    seen: DataOverview,
-    rounds: Sequence[Round],
-    scores: Mapping[str, list[float]],
-    search: Search,
-    clock: Clock,
-    rule: str,
-    seed: int,
-    settings: Mapping[str, Any],
-    say: Say,
-    progress: bool,
-) -> Fitted:
+def _finish(fit: PreparedFit, rounds: Sequence[Round], scores: Mapping[str, list[float]], search: Search) -> Fitted:
+    dataset, clock, say, rule = fit.dataset, fit.clock, fit.say, search.rule
     by_name = {c.name: (c, done) for done in rounds for c in done.candidates}
     costs = {name: by_name[name][0].cost * by_name[name][1].steps for name in scores}
     choice = choose_method(scores, costs, rule)
@@ -236,22 +250,18 @@ def _finish(
     temperature, errors = temperature_of(logits, y)
     probabilities = {name: softmax(z / temperature) for name, z in logits.items()}
     sets = learn_sets(probabilities, y)
-    model = out / "model"
-    final = None
-    if candidate.network:
-        found = length(folds)
-        how_long = found.reason
-        say(f"Training {candidate.name} on all {len(dataset):,} rows: {how_long}.")
-        final = train_final(
-            dataset, data, candidate, found, model, clock=clock, seed=seed, settings=settings, progress=progress
-        )
-        if final.sentence:
-            say(f"{final.sentence} {LESS}")
-    else:
-        how_long = "scikit-learn's own settings"
-        say(f"Training {candidate.name} on all {len(dataset):,} rows: {how_long}.")
+    model = fit.out / "model"
+    training: dict[str, Any] = {"clock": clock, "seed": fit.seed, "settings": fit.settings, "progress": fit.progress}
+    found = length(folds) if candidate.network else None
+    how_long = "scikit-learn's own settings" if found is None else found.reason
+    say(f"Training {candidate.name} on all {len(dataset):,} rows: {how_long}.")
+    if found is None:
         shutil.rmtree(model, ignore_errors=True)
-        train_trees(dataset, data, model, seed=seed, settings=settings, progress=progress)
+        final = train_trees(dataset, fit.data, model, **training)
+    else:
+        final = train_final(dataset, fit.data, candidate, found, model, **training)
+    if final.sentence:
+        say(f"{final.sentence} {LESS}")
     calibrate(model, temperature, sum(map(len, y.values())), errors)
     keep_left_out(folds, model)
     write_json(model / SETS_FILE, sets.to_json())
@@ -259,10 +269,10 @@ def _finish(
     if boosting is not None:
         say(boosting)
     fitted = Fitted(
-        data=data,
-        folder=out,
+        data=fit.data,
+        folder=fit.out,
         model=model,
-        look=seen,
+        look=fit.seen,
         candidate=candidate,
         reason=choice.reason,
         choice=choice,
@@ -282,51 +292,40 @@ def _finish(
         rounds=[{"steps": r.steps, "methods": [c.name for c in r.candidates]} for r in rounds],
         omitted=search.omitted,
         final=final,
+        sample=fit.sample,
     )
     _write(fitted)
     return fitted
 
 
-def _default_only(
-    dataset: Dataset,
-    data: str,
-    out: Path,
-    seen: DataOverview,
-    images: bool,
-    steps: int | None,
-    seed: int,
-    settings: Mapping[str, Any],
-    clock: Clock,
-    say: Say,
-    progress: bool,
-    omitted: str | None = None,
-) -> Fitted:
-    candidate, why = recommended(seen.counts, seen.prior_shift, images=images)
+def _default_only(fit: PreparedFit, steps: int | None, omitted: str | None = None) -> Fitted:
+    dataset, clock, say = fit.dataset, fit.clock, fit.say
+    candidate, why = recommended(fit.seen.counts, fit.seen.prior_shift, images=fit.images)
     say(f"Training {candidate.name} without comparing: {why}.")
     if len(dataset.domains) < 2:
         say("There is one domain only: nothing can be said of the next one.")
-    model = out / "model"
+    model = fit.out / "model"
     final = train_default(
         dataset,
-        data,
+        fit.data,
         candidate,
         model,
         steps=steps,
         clock=clock,
         evaluations=EVALUATIONS if omitted is None else FEW_EVALUATIONS,
-        seed=seed,
-        settings=settings,
-        progress=progress,
+        seed=fit.seed,
+        settings=fit.settings,
+        progress=fit.progress,
     )
     result = RunFolder(model).result()
     assert result is not None
     if final.sentence:
         say(final.sentence)
     fitted = Fitted(
-        data=data,
-        folder=out,
+        data=fit.data,
+        folder=fit.out,
         model=model,
-        look=seen,
+        look=fit.seen,
         candidate=candidate,
         reason=why,
         choice=None,
@@ -345,6 +344,7 @@ def _default_only(
         seconds=clock.spent,
         omitted=() if omitted is None else (omitted,),
         final=final,
+        sample=fit.sample,
     )
     _write(fitted)
     return fitted
@@ -465,6 +465,9 @@ def fit_summary(fitted: Fitted) -> dict[str, Any]:
         "length": fitted.length,
         "final_training": final,
         "rounds": list(fitted.rounds),
+        "sample": None
+        if fitted.sample is None
+        else {"rows": fitted.sample.rows, "of": fitted.sample.of, "sentence": fitted.sample.sentence},
         "omitted": list(fitted.omitted),
         "budget": fitted.budget,
         "seconds": round(fitted.seconds, 1),

@@ -29,7 +29,7 @@ from numpy.lib import format as npy
 from torch import Tensor, nn
 
 from rcalign.data.cache import cache_disk_errors, cache_root, remember
-from rcalign.data.forecasts import KNOWN_AFTER, tell_time_left
+from rcalign.data.forecasts import ForecastWork
 from rcalign.distributed import any_worker, gathered_chunks, own_chunks, smallest, together, workers
 from rcalign.errors import InputError
 from rcalign.models.weights import weights_fingerprint
@@ -140,14 +140,11 @@ def _compute(
     module.eval()
     with cache_disk_errors(file.parent), _Growing(file, rows, dtype, what) as growing, torch.inference_mode():
         show(growing.done)
-        begun, first, told = time.monotonic(), growing.done, False
+        work = ForecastWork(f"{what}, {rows:,} rows", rows, rows)
         for x in inputs(np.arange(growing.done, rows)):
             growing.append(module(x).to("cpu", torch.float32).numpy())
             show(growing.done)
-            spent = time.monotonic() - begun
-            if not told and spent > KNOWN_AFTER:
-                told = True
-                tell_time_left(f"{what}, {rows:,} rows", spent / (growing.done - first) * (rows - growing.done))
+            work.advance(len(x), rows - growing.done)
         if growing.done != rows:
             raise ValueError(f"{growing.done} rows came of the inputs, {rows} were expected")
         growing.finish()

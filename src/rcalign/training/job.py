@@ -17,7 +17,7 @@ import torch
 import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import presets, registry
 from rcalign.data import loading
-from rcalign.data.source import Arrays, Dataset
+from rcalign.data.source import Arrays, Dataset, with_sample, without_sample
 from rcalign.data.sources import hub, named
 from rcalign.data.splits import Splits
 from rcalign.data.splits import split as make_splits
@@ -170,6 +170,9 @@ def located(data: str | Path) -> str:
     text = os.fspath(data)
     if hub.is_address(text):
         return text
+    whole, count = without_sample(text)
+    if count is not None and not os.path.exists(text):
+        return with_sample(located(whole), count)
     if isinstance(data, Path) or not named.is_name(text):
         path, mark, columns = (text, "", "") if os.path.exists(text) else text.partition("?")  # of a table
         return os.path.abspath(path) + mark + columns

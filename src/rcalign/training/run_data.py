@@ -54,6 +54,7 @@ def loaded(data: str | Path | Dataset, model: TrainedModel) -> Dataset:
         roles,
         id=roles.id if roles.id in columns else None,
         ignore=tuple(name for name in roles.ignore if name in columns),
+        sample=None,
     )
     return loading.load(table.address(path, there))
 

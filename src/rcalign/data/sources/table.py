@@ -29,7 +29,16 @@ from rcalign.data.columns import (
     looks_like_text,
     read_columns,
 )
-from rcalign.data.source import Dataset, check_spelling, fingerprint, from_names, listed
+from rcalign.data.source import (
+    Dataset,
+    check_spelling,
+    fingerprint,
+    from_names,
+    listed,
+    sample_note,
+    sample_size,
+    stratified_rows,
+)
 from rcalign.errors import InputError, unknown
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -42,7 +51,8 @@ class Roles:
 
     label, domain: the columns to predict and to generalise over. id: rows with the same value (a patient) never land on
     both sides of a split. ignore: not to be read. category: numbers that are names, such as codes. text: sentences.
-    encoder: the sentence encoder of text columns, a folder or a name (see ``sentences``).
+    encoder: the sentence encoder of text columns, a folder or a name (see ``sentences``). sample: read so many rows
+    only (see ``source.stratified_rows``).
     """
 
     label: str = "label"
@@ -52,6 +62,7 @@ class Roles:
     category: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
     encoder: str | None = None
+    sample: int | None = None
 
     def query(self) -> str:
         """As the part of the address after "?".
@@ -63,7 +74,7 @@ class Roles:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             values = value if isinstance(value, tuple) else () if value is None else (value,)
-            pairs += [(field.name, item) for item in values]
+            pairs += [(field.name, str(item)) for item in values]
         return urllib.parse.urlencode(pairs, quote_via=urllib.parse.quote)
 
 
@@ -91,6 +102,8 @@ def divided(text: str) -> tuple[str, Roles | None]:
         if name not in fields:
             raise unknown(f"role of a column of '{file}'", name, sorted(fields))
         values[name] = tuple(found) if name in ("ignore", "category", "text") else found[-1]
+    if "sample" in values:
+        values["sample"] = sample_size(values["sample"])
     return file, Roles(**values)
 
 
@@ -144,6 +157,11 @@ def from_columns(raw: Raw, roles: Roles, *, name: str, where: str, progress: boo
         )
     check_spelling(zip(domains, labels, strict=True))
     columns, notes = infer_columns(raw, roles, where)
+    if roles.sample is not None and roles.sample < len(labels):
+        notes.append(sample_note(roles.sample, len(labels)))
+        rows = stratified_rows(labels, domains, roles.sample)
+        raw = {name: [values[row] for row in rows] for name, values in raw.items()}
+        labels, domains = ([values[row] for row in rows] for values in (labels, domains))
     x = read_columns(columns, raw, where)
     read = {column.name: raw[column.name] for column in columns}
     parts = [x.tobytes(), "\0".join(labels).encode(), "\0".join(domains).encode(), roles.query().encode()]
