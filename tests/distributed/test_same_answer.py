@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from dividing import ROWS, STEPS, assert_close, cases, train
+from processes import printed, start
 
 import toy
 from rcalign.checkpoints import load_weights
 from rcalign.distributed import GradientSums, Workers, bytes_per_step
 
 HERE = Path(__file__).resolve().parent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start(size: int, *command: str | Path) -> list[subprocess.Popen[str]]:
-    """So many workers, each running Python with these arguments."""
-    path = os.pathsep.join([str(HERE.parent), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
-    common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size)}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env={**os.environ, **common, **meeting, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-
-
-def printed(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """What each worker has printed, once all have ended well."""
-    found = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes)
-    return found
 
 
 def divide(size: int, out: Path, names: list[str]) -> None:

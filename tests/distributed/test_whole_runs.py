@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import printed, start
 
 from rcalign import api, distributed
 from rcalign.checkpoints import load_weights
@@ -204,3 +205,39 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         environment(monkeypatch, MASTER_PORT=other.getsockname()[1])
         with pytest.raises(InputError, match="in use"), distributed.process_group():
             pass
+
+
+# one of two workers: its name stands in the path of its data, or of its run folder
+REFUSED = """
+import os, sys
+from rcalign import api, distributed
+from rcalign.errors import InputError
+data, out = (text.replace("RANK", os.environ["RANK"]) for text in sys.argv[1:])
+distributed.ARRIVAL_SECONDS = 1200  # imports may take long beside other work
+try:
+    with distributed.process_group():
+        api.train(data, out=out, algorithm="ERM", test_domains=["3"], steps=1)
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "out", "message"),
+    [
+        ("rows-RANK.npz", "run", "the code, the data or an option of worker 1 differs from that of worker 0"),
+        ("rows-0.npz", "run-RANK", "worker 1: the run folder '{}/run-1' is not there on this machine"),
+    ],
+    ids=["other data", "no shared folder"],
+)
+def test_a_run_refused_because_workers_differ_leaves_no_run_behind(
+    data: str, out: str, message: str, rows: Path, tmp_path: Path
+) -> None:
+    values = dict(np.load(rows))
+    np.savez(tmp_path / "rows-0.npz", **values)
+    np.savez(tmp_path / "rows-1.npz", **{**values, "x": values["x"] + 1})
+    for said in printed(start(2, "-c", REFUSED, tmp_path / data, tmp_path / out)):
+        assert said.startswith(message.format(tmp_path))
+    assert not list(tmp_path.rglob("config.json"))
+    api.train(str(rows), out=tmp_path / out.replace("RANK", "0"), algorithm="ERM", test_domains=["3"], steps=1)

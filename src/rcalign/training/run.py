@@ -188,7 +188,12 @@ def _train_again(
 
 
 def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:
-    """Claims the folder; where several workers share the run, the first does, and the others must see it."""
+    """Claims the folder; where several workers share the run, the first does, and the others must see it.
+
+    A run that is refused here leaves no configuration behind, so that it can be started again in the same folder.
+    """
+    agree("the code, the data or an option", json.dumps([config.identity(), config.versions], sort_keys=True))
+    found = folder.config_file.exists()
 
     def seen() -> None:
         if not folder.config_file.exists():
@@ -198,8 +203,13 @@ def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:
             )
 
     first_alone(lambda: folder.begin(config, resume))
-    together(seen)
-    agree("the code, the data or an option", json.dumps([config.identity(), config.versions], sort_keys=True))
+    try:
+        together(seen)
+    except InputError:
+        if workers().is_first and not found:
+            folder.config_file.unlink()
+        folder.release()
+        raise
 
 
 def _stage_one(
