@@ -9,29 +9,36 @@ import numpy as np
 import pytest
 
 from rcalign.errors import InputError
-from rcalign.fit.conformal import PredictionSets, abstention, highest_level, learn_sets, threshold
+from rcalign.evaluation.metrics import softmax
+from rcalign.fit.conformal import PredictionSets, abstention, highest_level, threshold
+from rcalign.fit.pipeline import calibrated_sets
 
 
 def domain(rng: np.random.Generator, rows: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities and labels of one domain: how far the truth is from what the model thinks differs by domain."""
+    """Logits and labels of one domain: how far the truth is from what the model thinks differs by domain."""
     logits = rng.normal(0, 1.5, (rows, 4))
     truth = logits * np.exp(rng.normal(0, spread)) + rng.normal(0, spread, 4)
     shares = np.exp(truth - truth.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     y = (shares.cumsum(1) > rng.random((rows, 1))).argmax(1)
-    guess = np.exp(logits - logits.max(1, keepdims=True))
-    return guess / guess.sum(1, keepdims=True), y
+    return logits, y
+
+
+def learned(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[PredictionSets, float]:
+    """Sets and temperature from domains, by the function that ``fit`` calls."""
+    logits, y = ({f"d{k}": part[place] for k, part in enumerate(parts)} for place in (0, 1))
+    temperature, _, _, sets = calibrated_sets(logits, y)
+    return sets, temperature
 
 
 def coverage(domains: int, level: float, spread: float, problems: int, seed: int) -> float:
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(problems):
-        parts = [domain(rng, int(rng.integers(20, 80)), spread) for _ in range(domains)]
-        sets = learn_sets({str(k): p for k, (p, _) in enumerate(parts)}, {str(k): y for k, (_, y) in enumerate(parts)})
+        sets, temperature = learned([domain(rng, int(rng.integers(20, 80)), spread) for _ in range(domains)])
         for _ in range(20):
-            p, y = domain(rng, 50, spread)
-            found.append(sets.sets(p, level)[np.arange(50), y].mean())
+            z, y = domain(rng, 50, spread)
+            found.append(sets.sets(softmax(z / temperature), level)[np.arange(50), y].mean())
     return float(np.mean(found))
 
 
@@ -64,24 +71,26 @@ def test_counting_rows_instead_of_domains_would_promise_too_much() -> None:
 def test_too_few_domains_say_which_level_is_possible() -> None:
     rng = np.random.default_rng(0)
     parts = [domain(rng, 30, 0.5) for _ in range(4)]
-    sets = learn_sets({str(k): p for k, (p, _) in enumerate(parts)}, {str(k): y for k, (_, y) in enumerate(parts)})
+    sets, temperature = learned(parts)
+    p = softmax(parts[0][0] / temperature)
     assert sets.highest == highest_level(4) == 0.8
     with pytest.raises(InputError, match=r"with 4 domains: at most 80 % \(give `coverage=0.8`\); 90 % takes 9 domains"):
-        sets.sets(parts[0][0], 0.9)
-    assert sets.sets(parts[0][0], 0.8).any(1).all()
+        sets.sets(p, 0.9)
+    assert sets.sets(p, 0.8).any(1).all()
     with pytest.raises(InputError, match="between 0 and 1"):
-        sets.sets(parts[0][0], 90)
+        sets.sets(p, 90)
 
 
 def test_sets_grow_with_the_level_and_survive_json() -> None:
     rng = np.random.default_rng(1)
     parts = [domain(rng, 40, 0.5) for _ in range(30)]
-    sets = learn_sets({str(k): p for k, (p, _) in enumerate(parts)}, {str(k): y for k, (_, y) in enumerate(parts)})
+    sets, temperature = learned(parts)
+    p = softmax(parts[0][0] / temperature)
     again = PredictionSets.from_json(json.loads(json.dumps(sets.to_json())))
     sizes = []
     for level in (0.6, 0.75, 0.9, 0.95):
-        inside = sets.sets(parts[0][0], level)
-        assert (inside == again.sets(parts[0][0], level)).all() and inside.any(1).all()
+        inside = sets.sets(p, level)
+        assert (inside == again.sets(p, level)).all() and inside.any(1).all()
         sizes.append(int(inside.sum()))
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
@@ -89,6 +98,6 @@ def test_sets_grow_with_the_level_and_survive_json() -> None:
 def test_abstaining_helps_where_confidence_means_something() -> None:
     rng = np.random.default_rng(2)
     parts = {str(k): domain(rng, 400, 0.1) for k in range(3)}
-    rows = abstention({name: p for name, (p, _) in parts.items()}, {name: y for name, (_, y) in parts.items()})
+    rows = abstention({name: softmax(z) for name, (z, _) in parts.items()}, {name: y for name, (_, y) in parts.items()})
     assert rows[0]["answered"] == 1.0 and rows[-1]["accuracy"] > rows[0]["accuracy"] + 0.2
     assert all(a["answered"] >= b["answered"] for a, b in itertools.pairwise(rows))

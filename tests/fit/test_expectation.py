@@ -5,27 +5,63 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rcalign.data.source import Dataset
+from rcalign.data.sources.arrays import from_arrays
 from rcalign.errors import InputError
-from rcalign.fit.expectation import choose_method, expect
+from rcalign.fit.expectation import Expectation, choose_method, expect
+from rcalign.fit.folds import Outcome
+from rcalign.fit.pipeline import judge_methods
+from rcalign.fit.portfolio import portfolio
+from rcalign.fit.search import Round
 
 
-def problem(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Measured accuracies (methods, domains), and those of 400 further domains: logits of a method, a domain and both,
-    and the noise of counting rows."""
-    domains, methods = int(rng.integers(3, 13)), int(rng.integers(2, 9))
-    level = rng.normal(rng.uniform(0.5, 1.8), rng.uniform(0, 0.3), methods)[:, None]
+def problem(rng: np.random.Generator, least: int = 3, most: int = 12) -> tuple[Dataset, list[Round], np.ndarray]:
+    """Data with domains of unequal size, the rounds of a comparison, and accuracies (methods, 400) on further domains.
+
+    Logits of accuracies are of a method, a domain and both, and rows are counted. The first round has fewer steps: that
+    adds noise; of five methods or more, only the better half by its mean is in the second.
+    """
+    candidates = portfolio(domains=9, images=False, table=True)[: int(rng.integers(2, 9))]
+    domains = int(rng.integers(least, most + 1))
+    level = rng.normal(rng.uniform(0.5, 1.8), rng.uniform(0, 0.3), len(candidates))[:, None]
     between, both = rng.uniform(0.1, 0.8), rng.uniform(0.05, 0.4)
-    rows = int(rng.integers(50, 400))
+    typical = int(rng.integers(50, 400))
 
-    def draw(count: int) -> np.ndarray:
-        logits = level + rng.normal(0, between, count) + rng.normal(0, both, (methods, count))
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.maximum(20, rng.poisson(typical * rng.uniform(0.5, 1.5, count)))
+        return rows, level + rng.normal(0, between, count) + rng.normal(0, both, (len(candidates), count))
+
+    def accuracies(rows: np.ndarray, logits: np.ndarray) -> np.ndarray:
         return rng.binomial(rows, 1 / (1 + np.exp(-logits))) / rows
 
-    return draw(domains), draw(400)
+    rows, logits = draw(domains)
+    names = [f"d{k}" for k in range(domains)]
+    rounds = []
+    kept = list(range(len(candidates)))
+    for steps, noise in ((100, 0.2), (300, 0.0)):
+        scores = accuracies(rows, logits + rng.normal(0, noise, logits.shape))
+        outcomes = {
+            candidates[m].name: {d: Outcome("finished", s) for d, s in zip(names, scores[m], strict=True)} for m in kept
+        }
+        rounds.append(Round(steps, tuple(candidates[m] for m in kept), outcomes, {}))
+        if len(kept) < 5:
+            break
+        kept = sorted(kept, key=lambda m: -scores[m].mean())[: len(kept) // 2]
+    where = np.repeat(np.arange(domains), rows)
+    y = np.arange(len(where)) % 2
+    dataset = from_arrays({"x": np.zeros((len(where), 1)), "y": y, "domain": np.array(names)[where]})
+    return dataset, rounds, accuracies(*draw(400))
 
 
-def table(scores: np.ndarray) -> dict[str, list[float]]:
-    return {f"method {m}": row.tolist() for m, row in enumerate(scores)}
+def judged(problem: tuple[Dataset, list[Round], np.ndarray], rule: str = "mean") -> tuple[Expectation, np.ndarray]:
+    """What ``fit`` says of a problem, by the function that it calls, and what its choice brings on further domains."""
+    dataset, rounds, further = problem
+    choice, found = judge_methods(dataset, rounds, rounds[-1].scores(dataset.domains), rule)
+    return found, further[[c.name for c in rounds[0].candidates].index(choice.method)]
+
+
+def share_inside(found: Expectation, values: np.ndarray) -> float:
+    return float(np.mean((values >= found.interval[0]) & (values <= found.interval[1])))
 
 
 @pytest.mark.parametrize("rule", ["mean", "worst"])
@@ -34,11 +70,8 @@ def test_the_interval_covers_the_next_domain_as_often_as_it_says(rule: str) -> N
     rng = np.random.default_rng(7)
     covered, naive, nested = [], [], []
     for _ in range(200):
-        scores, truth = problem(rng)
-        named = table(scores)
-        found = expect(named, [f"d{k}" for k in range(scores.shape[1])], rule=rule)
-        chosen = truth[list(named).index(choose_method(named, rule=rule).method)]
-        covered.append(float(np.mean((chosen >= found.interval[0]) & (chosen <= found.interval[1]))))
+        found, chosen = judged(problem(rng), rule)
+        covered.append(share_inside(found, chosen))
         nested.append(found.expected - chosen.mean())
         naive.append(found.expected + found.optimism - chosen.mean())
     assert 0.85 <= np.mean(covered) <= 0.95, f"{np.mean(covered):.3f}"
@@ -50,19 +83,12 @@ def test_the_interval_covers_the_next_domain_as_often_as_it_says(rule: str) -> N
 @pytest.mark.parametrize("domains", [3, 5, 10])
 def test_it_covers_at_every_number_of_domains(domains: int) -> None:
     rng = np.random.default_rng(domains)
-    covered, width = [], []
-    while len(covered) < 60:
-        scores, truth = problem(rng)
-        if scores.shape[1] < domains:
-            continue
-        named = table(scores[:, :domains])
-        found = expect(named, [str(k) for k in range(domains)])
-        chosen = truth[list(named).index(choose_method(named).method)]
-        covered.append(float(np.mean((chosen >= found.interval[0]) & (chosen <= found.interval[1]))))
-        width.append(found.interval[1] - found.interval[0])
+    found, covered = None, []
+    for _ in range(60):
+        found, chosen = judged(problem(rng, domains, domains))
+        covered.append(share_inside(found, chosen))
     assert 0.82 <= np.mean(covered) <= 0.97, f"{domains}: {np.mean(covered):.3f}"
-    few = "domains are few" in found.sentence
-    assert few == (domains < 5)
+    assert found is not None and ("domains are few" in found.sentence) == (domains < 5)
 
 
 def test_few_domains_give_wide_intervals() -> None:

@@ -238,18 +238,13 @@ def _frozen_features(dataset: Dataset, seed: int, settings: Mapping[str, Any], p
 def _finish(fit: PreparedFit, rounds: Sequence[Round], scores: Mapping[str, list[float]], search: Search) -> Fitted:
     dataset, clock, say, rule = fit.dataset, fit.clock, fit.say, search.rule
     by_name = {c.name: (c, done) for done in rounds for c in done.candidates}
-    costs = {name: by_name[name][0].cost * by_name[name][1].steps for name in scores}
-    choice = choose_method(scores, costs, rule)
-    rows = [int(n) for n in np.bincount(dataset.domain, minlength=len(dataset.domains))]
-    expected = expect(scores, dataset.domains, costs, rule, rows=rows)
+    choice, expected = judge_methods(dataset, rounds, scores, rule)
     say(f"Chosen by the {rule} over left-out domains: {choice.reason}.")
     say(expected.sentence)
     candidate, done = by_name[choice.method]
     folds = [done.folds[candidate.name, d] for d in dataset.domains]
     logits, y = _left_out(folds)
-    temperature, errors = temperature_of(logits, y)
-    probabilities = {name: softmax(z / temperature) for name, z in logits.items()}
-    sets = learn_sets(probabilities, y)
+    temperature, errors, probabilities, sets = calibrated_sets(logits, y)
     model = fit.out / "model"
     training: dict[str, Any] = {"clock": clock, "seed": fit.seed, "settings": fit.settings, "progress": fit.progress}
     found = length(folds) if candidate.network else None
@@ -348,6 +343,32 @@ def _default_only(fit: PreparedFit, steps: int | None, omitted: str | None = Non
     )
     _write(fitted)
     return fitted
+
+
+def judge_methods(
+    dataset: Dataset, rounds: Sequence[Round], scores: Mapping[str, Sequence[float]], rule: str
+) -> tuple[ChosenMethod, Expectation]:
+    """The method that is chosen, and what to expect of it on the next domain.
+
+    scores: of the methods that are chosen from, the accuracy on each domain of the data set. rounds: those that they
+    were trained in, for what they cost.
+    """
+    cost = {c.name: c.cost * done.steps for done in rounds for c in done.candidates}
+    costs = {name: cost[name] for name in scores}
+    rows = [int(n) for n in np.bincount(dataset.domain, minlength=len(dataset.domains))]
+    return choose_method(scores, costs, rule), expect(scores, dataset.domains, costs, rule, rows=rows)
+
+
+def calibrated_sets(
+    logits: Mapping[str, np.ndarray], y: Mapping[str, np.ndarray]
+) -> tuple[float, dict[str, float], dict[str, np.ndarray], PredictionSets]:
+    """The temperature, the calibration errors, the probabilities with that temperature, and prediction sets from them.
+
+    logits: domain -> (n, C), of the model that left it out. y: domain -> (n,) labels.
+    """
+    temperature, errors = temperature_of(logits, y)
+    probabilities = {name: softmax(z / temperature) for name, z in logits.items()}
+    return temperature, errors, probabilities, learn_sets(probabilities, y)
 
 
 def _left_out(folds: Sequence[Fold]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
