@@ -13,7 +13,7 @@ import pytest
 
 from rcalign import api
 from rcalign.data import loading, sentences
-from rcalign.data.forecasts import ForecastWork
+from rcalign.data.forecasts import ForecastWork, tell_begin
 from rcalign.data.source import Dataset, sample_of, stratified_rows
 from rcalign.errors import InputError
 from rcalign.fit.pipeline import run_pipeline
@@ -70,6 +70,28 @@ def test_reading_leaves_time_for_what_follows(
 def test_without_a_budget_all_is_read(now: list[float], tmp_path: Path) -> None:
     reader = SlowReader(now, 2000, 5.0)
     assert read_in_time(reader, Clock(0), lambda line: None, tmp_path) == (2000, None)
+
+
+@pytest.mark.parametrize(("budget", "ends"), [(15.0, True), (60.0, False), (0.0, False)])
+def test_nothing_is_loaded_when_starting_used_the_budget_up(
+    now: list[float], tmp_path: Path, budget: float, ends: bool
+) -> None:
+    """A busy machine may take longer to start the program than the budget is."""
+    loaded: list[int | None] = []
+
+    def read(rows: int | None) -> int:
+        tell_begin("reading 5 texts", 5)
+        loaded.append(rows)
+        return 5
+
+    now[0] = 20.0
+    clock = Clock(budget, begun=0.0)
+    if ends:
+        with pytest.raises(InputError, match=r"15 s is used up before reading 5 texts: .* 20 s .* at least 60 s"):
+            read_in_time(read, clock, lambda line: None, tmp_path)
+    else:
+        assert read_in_time(read, clock, lambda line: None, tmp_path) == (5, None)
+    assert loaded == ([] if ends else [None])
 
 
 def test_a_budget_that_holds_no_sample_is_refused_with_one_that_does(now: list[float], tmp_path: Path) -> None:

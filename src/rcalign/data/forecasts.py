@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,10 @@ KNOWN_AFTER = 3.0  # seconds of work after which a forecast is worth something, 
 
 @dataclass(frozen=True)
 class Forecast:
-    """what: is computed. left: seconds that it still takes. whole: seconds of all of it. rows: of the data."""
+    """what: is computed. left: seconds that it still takes. whole: seconds of all of it. rows: of the data.
+
+    left and whole are nan before anything of it was measured (``tell_begin``).
+    """
 
     what: str
     left: float
@@ -45,6 +49,11 @@ def tell_time_left(forecast: Forecast) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(forecast)
+
+
+def tell_begin(what: str, rows: int) -> None:
+    """Tells who listens that some work begins, before what it needs is loaded, which takes time too."""
+    tell_time_left(Forecast(what, math.nan, math.nan, rows))
 
 
 class ForecastWork:

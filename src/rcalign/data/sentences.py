@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rcalign.data.cache import cache_root
-from rcalign.data.forecasts import ForecastWork
+from rcalign.data.forecasts import ForecastWork, tell_begin
 from rcalign.errors import InputError
 from rcalign.files import write_whole
 
@@ -117,8 +117,10 @@ def _embedded(texts: Sequence[str], encoder: str, file: Path, progress: bool, ro
     letters = [min(len(text), LONGEST * PER_TOKEN) + PER_TEXT for text in texts]
     work = [sum(letters[k] for k in order[start : start + PIECE]) for start in starts]
     missing = [0.0 if part.exists() else float(amount) for part, amount in zip(parts, work, strict=True)]
+    what = f"reading {len(texts):,} texts with {encoder}"
+    tell_begin(what, rows)
     _model(_folder(encoder))  # loading it takes time too, which is not the texts'
-    forecast = ForecastWork(f"reading {len(texts):,} texts with {encoder}", rows, sum(work))
+    forecast = ForecastWork(what, rows, sum(work))
     with _bar(f"reading texts with {encoder}", len(texts), progress) as advance:
         for number in reversed(range(len(starts))):  # the longest first, so that no forecast is too short
             piece = order[starts[number] : starts[number] + PIECE]

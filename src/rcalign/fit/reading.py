@@ -9,6 +9,7 @@ with more time goes on with all rows.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,6 +73,9 @@ class ReadingWatch:
 
     def __call__(self, forecast: Forecast) -> None:
         clock = self._clock
+        if math.isnan(forecast.whole):
+            self._check_begin(forecast.what)
+            return
         available = READING_SHARE * max(0.0, clock.left - clock.closing)
         if clock.budget == 0 or forecast.left <= available:
             if forecast.what not in self._said:
@@ -89,6 +93,17 @@ class ReadingWatch:
                 f"at least {exactly(least)}, or 0 for no limit."
             )
         raise TooLong(rows, forecast.rows)
+
+    def _check_begin(self, what: str) -> None:
+        """Ends work that begins when no time is left, before what it needs is loaded."""
+        clock = self._clock
+        if clock.budget > 0 and clock.left <= clock.closing:
+            least = 2 * (clock.spent + clock.closing)  # as much again to read and to train in
+            raise InputError(
+                f"the budget of {exactly(clock.budget)} is used up before {what}: the program took "
+                f"{exactly(clock.spent)} to start, and {exactly(clock.closing)} are kept for its end. Give at least "
+                f"{exactly(least)}, or 0 for no limit."
+            )
 
 
 def read_in_time(
