@@ -95,3 +95,12 @@ def test_a_file_goes_before_a_recipe_of_its_name(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     Path("emoji").write_text('data = "x"\nalgorithms = "ERM"\n')
     assert read_plan("emoji").data == ("x",)
+
+
+def test_a_variant_may_have_the_name_of_its_own_algorithm() -> None:
+    """Then that algorithm has other settings in this sweep, and no further runs."""
+    plain = expand(parse_plan({**GOOD, "algorithms": ["MMD"]}))
+    changed = {"algorithms": ["MMD"], "variants": {"MMD": {"algorithm": "MMD", "hparams": {"penalty_weight": 0.25}}}}
+    runs = expand(parse_plan({**GOOD, **changed}))
+    assert [run.label for run in runs] == [run.label for run in plain] == ["MMD"] * len(plain)
+    assert {run.hparams["penalty_weight"] for run in runs} == {0.25}

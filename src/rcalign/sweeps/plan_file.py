@@ -240,9 +240,9 @@ def _variant(label: str, given: Any) -> dict[str, Any]:
         taken = find_algorithm(label).name
     except InputError:
         taken = None
-    if taken is not None:
-        raise InputError(f"the variant '{label}' has the name of an algorithm: give it another.")
     entry = find_algorithm(_typed("algorithm", values["algorithm"], str))
+    if taken is not None and not label == taken == entry.name:  # its own name: that algorithm with other settings
+        raise InputError(f"the variant '{label}' has the name of an algorithm: give it another.")
     return {**_settings(values), "algorithm": entry.name}
 
 
