@@ -31,6 +31,8 @@ PAPER = {
     "meta_step": "sgd",
     "episode_weights": "equal",
     "logit_adjustment": 0.0,
+    "target_prior": "equal",
+    "weight_average": False,
     "warm_up": 0,
     "centroids": "batch",
 }

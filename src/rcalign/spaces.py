@@ -116,7 +116,8 @@ class At:
 class Field:
     """The meaning of a hyperparameter, the space it is searched in (None: not searched), its limits, its presets.
 
-    added_later: sweeps were made before it existed; at its default it is left out of a run's id, so that they go on.
+    added_later: sweeps were made before it existed; at the default that it came with it is left out of a run's id, so
+    that they go on. first_default: that default, if it has changed since.
     """
 
     doc: str
@@ -126,6 +127,7 @@ class Field:
     choices: tuple[Any, ...] | None = None
     presets: Mapping[str, At] = dataclasses.field(default_factory=dict)
     added_later: bool = False
+    first_default: Any = KEEP
 
     def space_in(self, preset: str) -> Space | None:
         at = self.presets.get(preset)

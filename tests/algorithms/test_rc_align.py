@@ -209,13 +209,15 @@ def double_batch(step: int, sizes: tuple[int, ...], classes: list[list[int]]) ->
     return Batch.from_domains(parts)
 
 
-def both(domains: int, seed: int = 3, **changes: Any) -> tuple[RCAlign, Literal]:
+def both(domains: int, seed: int = 3, preset: str = "rc-align", **changes: Any) -> tuple[RCAlign, Literal]:
+    """Ours and the literal one with the paper's settings (or those of another preset) and some changes."""
     names = tuple(f"d{k}" for k in range(domains))
     spec = DataSpec(("a", "b", "c"), names, COUNTS[:domains], (5,))
     with seeded(seed):
         body = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4))
         network = Network(body, 4, 3).double()
-    hparams = RCAlign.Hparams(**{"learning_rate": 1e-2, "inner_rate": 0.1, **changes})
+    given = {"learning_rate": 1e-2, "weight_decay": 0.0, "inner_rate": 0.1, **changes}
+    hparams = spaces.defaults(RCAlign.Hparams, preset, **given)
     ours = RCAlign(spec, network, hparams, seed=seed)
     theta = [body[0].weight, body[0].bias, body[2].weight, body[2].bias, network.head.weight, network.head.bias]
     return ours, Literal(theta, hparams, seed, domains)
@@ -241,6 +243,7 @@ READINGS = [
     {"warm_up": 3, "mixup_alpha": 0.0, "episodes": "all"},
     {"logit_adjustment": 1.0, "target_prior": "expected"},
     {"logit_adjustment": 1.0, "target_prior": "cross_validated"},
+    {"preset": "arrays"},  # the defaults
 ]
 
 
@@ -316,13 +319,35 @@ def test_the_preset_is_the_paper() -> None:
     paper = spaces.defaults(RCAlign.Hparams, "rc-align")
     assert (paper.meta_step, paper.episode_weights, paper.warm_up) == ("sgd", "equal", 0)
     assert (paper.logit_adjustment, paper.outer_alignment, paper.mixup_alpha) == (0.0, 0.0, 0.2)
+    assert (paper.target_prior, paper.weight_average) == ("equal", False)
     assert spaces.draw(RCAlign.Hparams, "rc-align", 1).mixup_alpha >= 0.1
+
+
+def test_predictions_assume_the_shares_that_logits_are_adjusted_for() -> None:
+    """What a model trained by the adjusted loss knows of a row is its class-conditional density times these shares: by
+    Bayes' rule the adjusted logits of a domain then give its own posterior."""
+    counts = torch.tensor(COUNTS[:3], dtype=torch.float64)
+    density = torch.tensor([0.2, 0.5, 0.1], dtype=torch.float64)  # p(x | c) of some row
+    for target in ("equal", "expected", "cross_validated"):
+        for t in (0.5, 1.0):
+            model = both(3, logit_adjustment=t, target_prior=target)[0]
+            shares = model.assumed_shares
+            assert shares is not None
+            assert float(shares.sum()) == pytest.approx(1)
+            if t == 1:  # below one, what is left of a domain's own shares is the domains' mean
+                logits = (density * shares).log()
+                for k in range(3):
+                    adjusted = (logits + model.log_prior[k]).softmax(0)
+                    expected = density * counts[k]
+                    torch.testing.assert_close(adjusted, expected / expected.sum())
+    assert both(3)[0].assumed_shares is None
 
 
 def test_balanced_episodes_weigh_every_row_the_same() -> None:
     """Without look-ahead, mixup and alignment, the balanced update is plain training on all rows: that of ERM."""
     plain = make("ERM")
-    episodes = make("RC-Align", episode_weights="balanced", inner_rate=0.0, mixup_alpha=0.0, alignment_weight=0.0)
+    nothing = {"inner_rate": 0.0, "mixup_alpha": 0.0, "alignment_weight": 0.0, "logit_adjustment": 0.0}
+    episodes = make("RC-Align", episode_weights="balanced", meta_step="sgd", **nothing)
     data = batch(0)
     plain.step(data), episodes.step(data)
     for (name, p), q in zip(plain.named_parameters(), episodes.parameters(), strict=True):

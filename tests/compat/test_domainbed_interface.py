@@ -163,10 +163,16 @@ def test_what_needs_more_than_their_loop_says_so() -> None:
             domainbed.algorithm(name)((6,), 4, 3, {**GENERIC, "class_balanced": False})
 
 
-def test_settings_that_need_class_counts_are_refused() -> None:
-    for setting in ({"logit_adjustment": 1.0}, {"centroids": "shrunk"}):
-        with pytest.raises(InputError, match="needs the number of training samples"):
-            domainbed.algorithm("rc-align", MLP)((6,), 4, 3, {**GENERIC, **setting})
+def test_what_needs_class_counts_or_averages_is_refused_or_said() -> None:
+    with pytest.raises(InputError, match="needs the number of training samples"):
+        domainbed.algorithm("rc-align", MLP)((6,), 4, 3, {**GENERIC, "centroids": "shrunk"})
+    with pytest.warns(UserWarning, match="averages weights|does not adjust logits") as said:
+        model = domainbed.algorithm("rc-align", MLP)((6,), 4, 3, dict(GENERIC))
+    messages = [str(one.message) for one in said]
+    assert any("does not adjust logits" in one for one in messages) and any(
+        "averages weights" in one for one in messages
+    )
+    assert model.algorithm.assumed_shares is None
 
 
 # --- the guide, in the real package ----------------------------------------------------------------------------------

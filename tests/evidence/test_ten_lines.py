@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from rcalign import spaces
 from rcalign.algorithms.rc_align import RCAlign
 from rcalign.reports.figures import AVERAGE, Results
 from results import __main__ as command
@@ -18,6 +19,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
 RECORDS = FOLDER / "records"
 PLUS = "RC-Align, ema, adjusted + SWAD"
 OURS, PAPER, EQUAL = "RC-Align (ours)", "RC-Align (paper)", "RC-Align (ours), equal shares"
+SHIPPED = confirm.THIRD.ours_averaged  # the third candidate with its averaging: RC-Align's defaults
 
 
 @cache
@@ -63,10 +65,18 @@ def confirmed(what: str = "accuracy") -> step_pages.Figures:
     return step_pages.Figures(step_study.lines_of(RECORDS / "confirm.jsonl"), confirm.SECOND.methods, what)
 
 
+@cache
+def third(what: str = "accuracy") -> step_pages.Figures:
+    return step_pages.Figures(step_study.lines_of(RECORDS / "confirm-third.jsonl"), confirm.THIRD.methods, what)
+
+
+def signed(found: step_pages.Difference) -> str:
+    return f"{found.mean:+.1f}".replace("-", "−")
+
+
 def second(label: str, row: str | None = None) -> str:
     """The difference to ERM in the second look."""
-    found = confirmed().against(label, "ERM", None if row is None else [row])
-    return f"{found.mean:+.1f}".replace("-", "−")
+    return signed(confirmed().against(label, "ERM", None if row is None else [row]))
 
 
 def final(label: str, other: str = "ERM") -> str:
@@ -82,7 +92,10 @@ def order(row: str) -> str:
 
 # methods of which late stages, or all of the network, were trained on PACS, as line 8 has them
 LATE = ("ERM", PAPER, OURS, "CORAL", "Fish", "SAGM", "BSoftmax")
-WHOLE = {6: ("ERM", PAPER, "CORAL"), 2: ("Fish", "SAGM", "BSoftmax", EQUAL)}  # by their number of runs
+WHOLE = {
+    6: ("ERM", PAPER, "CORAL"),
+    2: ("Fish", "SAGM", "BSoftmax", EQUAL, confirm.THIRD.ours),
+}  # by their number of runs
 
 
 def tuned(kind: str, label: str, average: str, runs: int = 2) -> str:
@@ -131,6 +144,9 @@ def test_every_figure_is_that_of_the_records() -> None:
             *(second(label, "students") for label in (confirm.SECOND.ours_averaged, "BSoftmax")),
             *(f"{table('balanced').mean(label):.1f}" for label in (f"{EQUAL} + SWAD", "ERM")),
             *(f"{confirmed('balanced').mean(label):.1f}" for label in (f"{confirm.SECOND.ours} + SWAD", "ERM")),
+            *(signed(third().against(label, "ERM")) for label in (SHIPPED, PAPER, "ERM + SWAD", f"{PAPER} + SWAD")),
+            *(signed(third().against(SHIPPED, "ERM", [row])) for row in ("hotels", "airlines")),
+            signed(third().against(SHIPPED, "ERM", confirm.THIRD.compound)),
         ],
         6: [
             f"{min(gaps):.1f}",
@@ -188,8 +204,8 @@ def test_the_changed_step_is_judged_by_the_rule() -> None:
     assert max(labels, key=figures.mean).startswith(EQUAL)
     p = {label: figures.against(label, "ERM").p for label in labels if label != "ERM"}
     assert min(step_pages.holm(p).values()) > 0.05
-    defaults = RCAlign.Hparams()
-    assert {name: getattr(defaults, name) for name in step_study.PAPER} == step_study.PAPER
+    paper = spaces.defaults(RCAlign.Hparams, "rc-align")
+    assert {name: getattr(paper, name) for name in step_study.PAPER} == step_study.PAPER
     within = {domain: r for domain, r in pacs_correlations().items() if domain != "all"}
     assert [domain for domain, r in within.items() if r > 0] == ["sketch"]
 
@@ -207,6 +223,25 @@ def test_the_second_candidate_is_judged_by_the_rule() -> None:
     ):
         whole = [label for label, values in found.values.items() if len(values) == len(found.keys)]
         assert max(whole, key=found.mean) == best
+
+
+def test_the_third_candidate_is_judged_by_the_rule_and_the_default() -> None:
+    figures, look = third(), confirm.THIRD
+    assert figures.rows == list(look.rows) and figures.seeds == [0, 1, 2]
+    assert len({key[:2] for key in figures.keys}) == sum(map(len, look.rows.values()))
+    assert figures.against(SHIPPED, "ERM").verdict == "wins" and figures.against(SHIPPED, PAPER).mean > 0
+    verdicts = {row: figures.against(SHIPPED, "ERM", [row]).verdict for row in figures.rows}
+    assert {row for row, found in verdicts.items() if found == "wins"} == {"airlines", "hotels"}
+    assert "loses" not in verdicts.values()
+    assert max(figures.values, key=figures.mean) == SHIPPED
+    others = [label for label in figures.values if not label.startswith(look.ours)]
+    gaps = {label: figures.against(SHIPPED, label, look.compound) for label in others}
+    assert all(gap.mean > 0 for gap in gaps.values())
+    assert {gaps[f"{label} + SWAD"].verdict for label in ("ERM", "CORAL", "Fish", PAPER)} == {"ties"}
+    p = {label: figures.against(label, "ERM").p for label in figures.values if label != "ERM"}
+    assert min(step_pages.holm(p).values()) > 0.05
+    defaults = RCAlign.Hparams()
+    assert {name: getattr(defaults, name) for name in look.candidate} == look.candidate and defaults.weight_average
 
 
 def test_wins_and_ties_are_those_of_the_records() -> None:
@@ -239,4 +274,5 @@ def test_numbers_of_runs() -> None:
     short = sum(len(step_study.lines_of(file)) for file in RECORDS.glob("table-*.jsonl")) // 2  # with and without SWAD
     assert f"{short:,} short\nruns for the changed step" in text
     more = sum(len(step_study.lines_of(RECORDS / f"{name}.jsonl")) for name in ("confirm", "confirm-afterwards")) // 3
-    assert f"{more} more on new data" in text
+    more += len(step_study.lines_of(RECORDS / "confirm-third.jsonl")) // 2
+    assert f"{more:,} more on new data" in text

@@ -208,6 +208,11 @@ class Algorithm(Classifier):
         """Sentences on what of the method has no effect with these data and hyperparameters; printed by 'train'."""
         return ()
 
+    @property
+    def assumed_shares(self) -> Tensor | None:
+        """The class shares (C,) that predictions take for granted; None: those among the rows that training drew."""
+        return None
+
     def averaging_options(self) -> dict[str, Any]:
         """Options of the weight averaging that ``traits.averages`` names, from the hyperparameters."""
         return {}

@@ -13,6 +13,7 @@ formula its logit would be minus infinity there.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rcalign.algorithms.base import Algorithm
@@ -33,6 +34,11 @@ class BSoftmax(Algorithm):
 
     def build(self) -> None:
         self.register_buffer("log_prior", log_prior(self.spec.count_matrix))
+
+    @property
+    def assumed_shares(self) -> Tensor:
+        classes = self.spec.num_classes
+        return torch.full((classes,), 1 / classes, dtype=torch.float64)
 
     def loss(self, batch: Batch) -> StepOutput:
         _, logits = self(batch.x)

@@ -61,9 +61,10 @@ from rcalign.functional.alignment import (
 from rcalign.functional.imbalance import cross_validated_log_shares, expected_log_shares, log_prior
 from rcalign.functional.mixing import ring_pairs
 from rcalign.registry import Traits, register
-from rcalign.spaces import Choice, Field, LogUniform, Uniform
+from rcalign.spaces import At, Choice, Field, LogUniform, Uniform
 from rcalign.types import Batch
 
+PAPER = "rc-align"  # the preset whose defaults are the paper's
 _TARGET_LOG_SHARES: dict[str, Callable[[Tensor], Tensor]] = {  # counts (K, C) -> (C,), up to a constant
     "equal": lambda counts: counts.new_zeros(counts.shape[1]),
     "expected": expected_log_shares,
@@ -80,7 +81,7 @@ _TARGET_LOG_SHARES: dict[str, Callable[[Tensor], Tensor]] = {  # counts (K, C) -
         min_domains=2,
         averages="swad",
         averages_when="weight_average",
-        erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0)),
+        erm_when=(("meta", False), ("alignment_weight", 0.0), ("mixup_alpha", 0.0), ("logit_adjustment", 0.0)),
         adapts=True,
         adapts_when="target_alignment",
         alignment=(("weight", "alignment_weight"), ("temperature", "temperature"), ("inner_rate", "inner_rate")),
@@ -101,9 +102,11 @@ class RCAlign(Algorithm):
             Field(
                 "what makes the look-ahead: a plain gradient step or the optimizer's",
                 choices=("sgd", "optimizer"),
+                presets={PAPER: At("sgd")},
                 added_later=True,
+                first_default="sgd",
             ),
-        ] = "sgd"
+        ] = "optimizer"
         inner_rate: Annotated[
             float, Field("step size of the look-ahead under 'sgd'", LogUniform(1e-5, 1e-3), minimum=0)
         ] = 1e-3
@@ -112,9 +115,11 @@ class RCAlign(Algorithm):
             Field(
                 "support and query weigh the same under 'mldg', or each by its rows",
                 choices=("equal", "balanced"),
+                presets={PAPER: At("equal")},
                 added_later=True,
+                first_default="equal",
             ),
-        ] = "equal"
+        ] = "balanced"
         outer_weight: Annotated[
             float, Field("weight of the look-ahead gradient under 'mldg'", LogUniform(0.1, 10), minimum=0)
         ] = 1.0
@@ -136,27 +141,39 @@ class RCAlign(Algorithm):
         centroid_momentum: Annotated[float, Field("share of the old value in the bank", minimum=0, maximum=1)] = 0.9
         shrinkage: Annotated[float, Field("samples that the class mean counts for in 'shrunk'", minimum=0)] = 10.0
         mixup_alpha: Annotated[
-            float, Field("Beta parameter of manifold mixup (0: none)", Uniform(0.1, 1.0), minimum=0)
-        ] = 0.2
+            float,
+            Field("Beta parameter of manifold mixup (0: none)", Uniform(0.1, 1.0), minimum=0, presets={PAPER: At(0.2)}),
+        ] = 2.0
         logit_adjustment: Annotated[
             float,
-            Field("how much of its domain's log class prior is added to a row's logits (the paper: 0)", minimum=0),
-        ] = 0.0
+            Field(
+                "how much of its domain's log class prior is added to a row's logits (the paper: 0)",
+                minimum=0,
+                presets={PAPER: At(0.0)},
+            ),
+        ] = 1.0
         target_prior: Annotated[
             str,
             Field(
                 "class shares that logit adjustment trains for: equal, or an estimate of an unseen domain's",
                 choices=("equal", "expected", "cross_validated"),
+                presets={PAPER: At("equal")},
                 added_later=True,
+                first_default="equal",
             ),
-        ] = "equal"
+        ] = "cross_validated"
         warm_up: Annotated[
             int, Field("steps over which alignment and mixup grow to full weight", minimum=0, added_later=True)
         ] = 0
         weight_average: Annotated[
             bool,
-            Field("keep SWAD's average of the weights (the paper: no)", added_later=True),
-        ] = False
+            Field(
+                "keep SWAD's average of the weights (the paper: no)",
+                presets={PAPER: At(False)},
+                added_later=True,
+                first_default=False,
+            ),
+        ] = True
         target_alignment: Annotated[
             float,
             Field(
@@ -178,16 +195,11 @@ class RCAlign(Algorithm):
                 "meta_gradient 'exact' goes through a plain gradient step, but meta_step is 'optimizer': set "
                 "meta_step=sgd, or meta_gradient=mldg."
             )
-        counted = {
-            "logit_adjustment above 0": self.hparams.logit_adjustment > 0,
-            "centroids=shrunk": self.hparams.centroids == "shrunk",
-        }
-        for setting, chosen in counted.items():
-            if chosen and not any(map(sum, self.spec.counts)):
-                raise InputError(
-                    f"{setting} needs the number of training samples of each (domain, class) pair, but all counts are "
-                    "zero (DomainBed's interface gives none): use 'rcalign train', or leave it out."
-                )
+        if self.hparams.centroids == "shrunk" and not self._counted:
+            raise InputError(
+                "centroids=shrunk needs the number of training samples of each (domain, class) pair, but all counts "
+                "are zero (DomainBed's interface gives none): use 'rcalign train', or leave it out."
+            )
         if self.hparams.target_alignment and not self.spec.targets:
             raise InputError(
                 f"target_alignment is {self.hparams.target_alignment:g}, but there are no unlabelled rows to align: "
@@ -200,12 +212,40 @@ class RCAlign(Algorithm):
             self.register_buffer("bank", torch.zeros(*shape, self.features_dim))
             self.register_buffer("bank_seen", torch.zeros(shape, dtype=torch.bool))
             self.register_buffer("pair_counts", self.spec.count_matrix)
-        if self.hparams.logit_adjustment > 0:
+        if self._adjusts:
             counts = self.spec.count_matrix
             self.register_buffer("log_prior", log_prior(counts) - _TARGET_LOG_SHARES[self.hparams.target_prior](counts))
 
     @property
+    def _counted(self) -> bool:
+        return any(map(sum, self.spec.counts))
+
+    @property
+    def _adjusts(self) -> bool:
+        return self.hparams.logit_adjustment > 0 and self._counted
+
+    @property
+    def assumed_shares(self) -> Tensor | None:
+        if not self._adjusts:
+            return None
+        counts, t = self.spec.count_matrix, self.hparams.logit_adjustment
+        own = log_prior(counts).log_softmax(1).mean(0)
+        return ((1 - t) * own + t * _TARGET_LOG_SHARES[self.hparams.target_prior](counts)).softmax(0)
+
+    @property
     def notes(self) -> tuple[str, ...]:
+        h = self.hparams
+        if h.logit_adjustment > 0 and not self._counted:
+            unadjusted = (
+                "the number of training samples of each (domain, class) pair is not known (DomainBed's interface gives "
+                f"none), so {self.name} does not adjust logits for it.",
+            )
+            return unadjusted + self._idle
+        return self._idle
+
+    @property
+    def _idle(self) -> tuple[str, ...]:
+        """What does nothing with so few source domains, in words."""
         h = self.hparams
         if not h.meta or self.spec.num_domains > 2:
             return ()
@@ -365,7 +405,7 @@ class RCAlign(Algorithm):
 
     def _adjusted(self, logits: Tensor, domain: Tensor) -> Tensor:
         """Logits (n, C), with ``logit_adjustment`` plus the log prior of their domain: (..., n) -> (..., n, C)."""
-        if self.hparams.logit_adjustment > 0:
+        if self._adjusts:
             return logits + self.hparams.logit_adjustment * self.log_prior[domain]
         return logits
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,16 @@ class Algorithm(nn.Module):
             tuple(f"unlabelled environment {k}" for k in range(int(self.hparams.get("unlabelled_domains", 0)))),
         )
         self.algorithm = self.entry.algorithm(spec, network, values, seed=seed)
+        for note in self._notes():
+            warnings.warn(note, stacklevel=2)
+
+    def _notes(self) -> list[str]:
+        """What of the method has no effect inside DomainBed, in words."""
+        found = list(self.algorithm.notes)
+        average = self.entry.traits.averaging(vars(self.algorithm.hparams))
+        if average is not None:
+            found.append(f"{self.entry.name} averages weights ('{average}'), which DomainBed's loop does not.")
+        return found
 
     def _network(self, shape: tuple[int, ...], classes: int) -> tuple[Network, bool]:
         """The network, and whether it has its own dropout: DomainBed's featurizer if there is one, else ours."""

@@ -42,7 +42,7 @@ PORTFOLIO = (
     Candidate("ERM", "ERM"),
     Candidate("SWAD", "SWAD"),
     Candidate("BSoftmax + SWAD", "BSoftmax", average="swad"),
-    Candidate("RC-Align, logit adjustment", "RC-Align", hparams={"logit_adjustment": 1.0}),
+    Candidate("RC-Align, equal shares", "RC-Align", hparams={"target_prior": "equal"}),
     Candidate("CORAL", "CORAL"),
     Candidate("Fish", "Fish"),
     Candidate("RC-Align", "RC-Align"),

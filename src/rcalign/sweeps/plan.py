@@ -223,10 +223,15 @@ def _identified(run: PlannedRun, entry: registry.RegisteredAlgorithm) -> Planned
 
 @functools.cache  # the same for every run of an algorithm
 def _added_later(hparams: type) -> Mapping[str, Any]:
-    """The hyperparameters that were added after the first version, with their defaults: runs that have these keep the
-    ids that they had."""
+    """The hyperparameters that were added after the first version, with the defaults that they came with: runs that
+    have these keep the ids that they had."""
+    found = {}
     known = spaces.fields_of(hparams)
-    return {item.name: item.default for item in dataclasses.fields(hparams) if known[item.name].added_later}
+    for item in dataclasses.fields(hparams):
+        field = known[item.name]
+        if field.added_later:
+            found[item.name] = item.default if field.first_default is spaces.KEEP else field.first_default
+    return found
 
 
 def _settings_of(sweep: Sweep, data: str, label: str) -> dict[str, Any]:

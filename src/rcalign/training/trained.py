@@ -189,7 +189,8 @@ class TrainedModel:
 
     @property
     def training_priors(self) -> np.ndarray:
-        """The class shares (C,) among the samples that training drew: what the probabilities take for granted.
+        """The class shares (C,) that the probabilities take for granted: those among the samples that training drew, or
+        those that the algorithm trains for (``Algorithm.assumed_shares``).
 
         Batches draw every domain equally often; within a domain, rows as they are, or every class equally often where
         the algorithm samples so. Trees are fitted to all rows alike.
@@ -197,6 +198,8 @@ class TrainedModel:
         counts = self.config.spec.count_matrix.double().numpy()
         if isinstance(self.algorithm, BoostedTrees):
             return counts.sum(0) / counts.sum()
+        if self.algorithm.assumed_shares is not None:
+            return self.algorithm.assumed_shares.numpy()
         if self.algorithm.traits.balanced_sampling:
             counts = (counts > 0).astype(np.float64)
         return (counts / counts.sum(1, keepdims=True)).mean(0)
