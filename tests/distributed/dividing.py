@@ -49,7 +49,7 @@ def cases() -> list[str]:
         "ERM normed",
         "MTL normed",
         "RC-Align normed",
-        "RC-Align meta_gradient=exact",
+        "RC-Align meta_gradient=exact meta_step=sgd",
     ]
 
 

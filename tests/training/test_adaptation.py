@@ -168,8 +168,10 @@ def test_pieces_of_a_batch_give_the_same_answer(tmp_path: Path, name: str) -> No
     rows = data()
     for pieces in (1, 3):
         run(rows, tmp_path / str(pieces), name, accumulate=pieces)
-    one, three = (RunFolder(tmp_path / str(pieces)).records() for pieces in (1, 3))
-    np.testing.assert_allclose([r.loss for r in one], [r.loss for r in three], rtol=1e-3)
+    records = [RunFolder(tmp_path / str(pieces)).records() for pieces in (1, 3)]
+    one, three = ([r.loss for r in some if r.loss is not None] for some in records)  # an average has no loss of a step
+    assert len(one) >= 2
+    np.testing.assert_allclose(one, three, rtol=1e-3)
 
 
 @pytest.mark.slow

@@ -102,6 +102,11 @@ class Classifier(nn.Module):
         with evaluating(self):
             return self(x)[0]
 
+    @property
+    def assumed_shares(self) -> Tensor | None:
+        """The class shares (C,) that predictions take for granted; None: those among the rows that training drew."""
+        return None
+
 
 class Algorithm(Classifier):
     """A model being trained on several source domains.
@@ -207,11 +212,6 @@ class Algorithm(Classifier):
     def notes(self) -> tuple[str, ...]:
         """Sentences on what of the method has no effect with these data and hyperparameters; printed by 'train'."""
         return ()
-
-    @property
-    def assumed_shares(self) -> Tensor | None:
-        """The class shares (C,) that predictions take for granted; None: those among the rows that training drew."""
-        return None
 
     def averaging_options(self) -> dict[str, Any]:
         """Options of the weight averaging that ``traits.averages`` names, from the hyperparameters."""

@@ -385,7 +385,8 @@ class RCAlign(Algorithm):
         pair = torch.from_numpy(np.repeat(np.arange(len(pairs)), rows)).to(features.device)  # (n,)
 
         logits = self._adjusted(self.head(mixed), domain).expand(2, n, -1).reshape(2 * n, -1)
-        ce = torch.dot(each.view(-1), self.cross_entropy(logits, labels.view(-1), reduction="none"))
+        of_rows = self.cross_entropy(logits, labels.view(-1), reduction="none")
+        ce = torch.dot(each.view(-1).to(of_rows.dtype), of_rows)  # adjusted logits of half precision are single
         if not self._aligns:
             return ce, mixed.new_zeros(())
         return ce, self._grouped(mixed, labels, domain, mu, present, pair, weight)

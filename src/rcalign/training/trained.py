@@ -55,7 +55,14 @@ class Ensemble(Classifier):
             batch_dependent=any(member.algorithm.traits.batch_dependent for member in members),
             balanced_sampling=first.traits.balanced_sampling,
         )
+        self._members_shares = [member.algorithm.assumed_shares for member in members]
         self.networks = nn.ModuleList(_Member(member, members[0].augmentation) for member in members)
+
+    @property
+    def assumed_shares(self) -> Tensor | None:
+        """The mean of the members', if all of them say."""
+        found = [shares for shares in self._members_shares if shares is not None]
+        return torch.stack(found).mean(0) if len(found) == len(self._members_shares) else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (n, ...) -> features (n, h) and logits (n, C)."""
