@@ -55,7 +55,8 @@ class Ensemble(Classifier):
             batch_dependent=any(member.algorithm.traits.batch_dependent for member in members),
             balanced_sampling=first.traits.balanced_sampling,
         )
-        self._members_shares = [member.algorithm.assumed_shares for member in members]
+        networks = [member.algorithm for member in members]
+        self._members_shares = [one.assumed_shares if isinstance(one, Classifier) else None for one in networks]
         self.networks = nn.ModuleList(_Member(member, members[0].augmentation) for member in members)
 
     @property
