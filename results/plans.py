@@ -25,20 +25,20 @@ FROZEN: Plan = {
 }
 
 
-# RC-Align's defaults were changed after the studies of this module: these are the paper's, here the same in all draws
+# RC-Align's defaults were changed after the studies of this module: these are the paper's
 PAPER = {
     "meta_step": "sgd",
     "episode_weights": "equal",
     "logit_adjustment": 0.0,
     "target_prior": "equal",
     "weight_average": False,
-    "mixup_alpha": 0.2,
 }
 
 
 def rc_align(average: str | None = None, **hparams: Any) -> Plan:
     """A variant of RC-Align as in its paper."""
-    return {"algorithm": "RC-Align", "hparams": {**PAPER, **hparams}, **({"average": average} if average else {})}
+    settings = {**PAPER, "mixup_alpha": 0.2, **hparams}
+    return {"algorithm": "RC-Align", "hparams": settings, **({"average": average} if average else {})}
 
 
 # the paper's ablation: M = meta step, DA = alignment, Mix = manifold mixup; RC-Align is M + DA + Mix

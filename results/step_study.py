@@ -19,7 +19,7 @@ from rcalign.store.run_folder import RunFolder
 from rcalign.training.run import hparams_of
 from rcalign.training.task import Task
 from rcalign.training.tracking import Tracker, read_tracking
-from results import late, quick
+from results import late, plans, quick
 
 STEPS, EVERY, BATCH = 120, 12, 32
 SEEDS = (0, 1, 2)
@@ -27,15 +27,7 @@ DRAWS = 2
 AVERAGES: dict[str | None, str] = {None: "", "swad": " + SWAD", "polynomial": " + polynomial"}
 
 # the paper's Algorithm 1 and 2 as this project reads them: what the preset rc-align keeps
-PAPER = {
-    "meta_step": "sgd",
-    "episode_weights": "equal",
-    "logit_adjustment": 0.0,
-    "target_prior": "equal",
-    "weight_average": False,
-    "warm_up": 0,
-    "centroids": "batch",
-}
+PAPER = {**plans.PAPER, "warm_up": 0, "centroids": "batch"}
 OURS: dict[str, Any] = {
     "meta_step": "optimizer",
     "episode_weights": "balanced",

@@ -58,7 +58,12 @@ from rcalign.functional.alignment import (
     pair_sums,
     shrunk_centroids,
 )
-from rcalign.functional.imbalance import cross_validated_log_shares, expected_log_shares, log_prior
+from rcalign.functional.imbalance import (
+    cross_validated_log_shares,
+    expected_log_shares,
+    log_prior,
+    shares_after_adjustment,
+)
 from rcalign.functional.mixing import ring_pairs
 from rcalign.registry import Traits, register
 from rcalign.spaces import At, Choice, Field, LogUniform, Uniform
@@ -228,9 +233,9 @@ class RCAlign(Algorithm):
     def assumed_shares(self) -> Tensor | None:
         if not self._adjusts:
             return None
-        counts, t = self.spec.count_matrix, self.hparams.logit_adjustment
-        own = log_prior(counts).log_softmax(1).mean(0)
-        return ((1 - t) * own + t * _TARGET_LOG_SHARES[self.hparams.target_prior](counts)).softmax(0)
+        counts = self.spec.count_matrix
+        target = _TARGET_LOG_SHARES[self.hparams.target_prior](counts)
+        return shares_after_adjustment(counts, target, self.hparams.logit_adjustment)
 
     @property
     def notes(self) -> tuple[str, ...]:

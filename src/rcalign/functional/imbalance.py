@@ -123,6 +123,19 @@ def cross_validated_log_shares(counts: Tensor) -> Tensor:
     return low * logs.mean(0)
 
 
+def shares_after_adjustment(counts: Tensor, target_log_shares: Tensor, adjustment: float) -> Tensor:
+    """The class shares that adjusted logits assume: (K, C), (C,) -> (C,).
+
+    In training, ``adjustment`` times (log class counts of the row's domain - target_log_shares) was added to them. So
+    1 - adjustment of a domain's own log shares is left in them, here the mean over domains.
+
+    >>> shares_after_adjustment(torch.tensor([[8, 2], [2, 8]]), torch.zeros(2), 1.0)
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    own = log_prior(counts).log_softmax(1).mean(0)
+    return ((1 - adjustment) * own + adjustment * target_log_shares).softmax(0)
+
+
 def weighted_cross_entropy(
     logits: Tensor, y: Tensor, weights: Tensor, sizes: Sequence[int], label_smoothing: float = 0.0
 ) -> Tensor:
