@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import stats
 
 from rcalign import registry
 from rcalign.errors import InputError, unknown
@@ -274,6 +273,8 @@ def compare_pairs(algorithm: str, baseline: str, pairs: Sequence[tuple[float, fl
     n, mean = len(differences), float(differences.mean())
     low = high = None
     if n > 1:
+        from scipy import stats  # half a second to import, which an error should not wait for
+
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n))
         low, high = mean - half, mean + half
     wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
@@ -291,6 +292,8 @@ def mean_ranks(tables: Sequence[Results]) -> dict[str, float]:
     if not shared or len(blocks) < 2:
         return {}
     values = np.array([[found[block] for block in sorted(shared)] for found in blocks.values()])
+    from scipy import stats
+
     ranks = stats.rankdata(-values, axis=0)
     return {name: float(row.mean()) for name, row in zip(blocks, ranks, strict=True)}
 
