@@ -34,7 +34,7 @@ def test_fine_tuning_learns_an_unseen_vendor_and_resumes(tmp_path: Path, algorit
     result = api.train("emoji", algorithm, ["windows"], **options)
     assert result["accuracy"]["windows"] > CHANCE
     assert result["validation"] > 0.3
-    assert [row.step for row in RunFolder(tmp_path / "run").records()] == [12]
+    assert {row.step for row in RunFolder(tmp_path / "run").records()} == {12}  # an average has a record of its own
     again = api.train("emoji", algorithm, ["windows"], **options, resume=True)
     assert again["average"] == result["average"]
     assert api.evaluate(tmp_path / "run")["average"] == pytest.approx(result["average"])
