@@ -209,11 +209,15 @@ def test_a_sample_of_texts_is_read_and_the_model_knows_it(
     """An encoder that takes half a second of the clock for a batch of 32 texts: 75 seconds for all."""
     monkeypatch.setenv("RCALIGN_CACHE", str(tmp_path / "cache"))
 
-    def compute(texts: Any, encoder: str, progress: bool, read: Any = lambda batch: None) -> np.ndarray:
+    embedded: list[str] = []
+
+    def compute(texts: Any, encoder: str, progress: bool, read: Any = lambda batch, vectors: None) -> np.ndarray:
+        found = np.array([[len(text), text.count("good"), text.count("x")] for text in texts], np.float32)
         for start in range(0, len(texts), sentences.BATCH):
             now[0] += 0.5
-            read(range(start, min(len(texts), start + sentences.BATCH)))
-        return np.array([[len(text), text.count("good"), text.count("x")] for text in texts], np.float32)
+            embedded.extend(texts[start : start + sentences.BATCH])
+            read(texts[start : start + sentences.BATCH], found[start : start + sentences.BATCH])
+        return found
 
     for name, value in (
         ("compute", compute),
@@ -221,7 +225,7 @@ def test_a_sample_of_texts_is_read_and_the_model_knows_it(
         ("_folder", lambda encoder: Path(encoder)),
         ("width_of", lambda encoder: 3),
         ("find_encoder", lambda name: "toy"),
-        ("_fingerprint", lambda encoder: "toy"),
+        ("fingerprint", lambda encoder: "toy"),
     ):
         monkeypatch.setattr(sentences, name, value)
     rng = np.random.default_rng(0)
@@ -247,6 +251,7 @@ def test_a_sample_of_texts_is_read_and_the_model_knows_it(
     now[0] = 0.0
     whole = api.fit(tmp_path / "reviews.csv", budget=600.0, out=tmp_path / "out", **options)
     assert whole["sample"] is None and sum(map(sum, whole["look"]["counts"])) == rows
+    assert len(embedded) == len(set(embedded)) == rows, "a sample and all rows share what was embedded"
 
 
 def test_a_sample_remembered_wrongly_is_not_used(now: list[float], tmp_path: Path) -> None:

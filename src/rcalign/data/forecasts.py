@@ -14,7 +14,8 @@ KNOWN_AFTER = 3.0  # seconds of work after which a forecast is worth something, 
 
 @dataclass(frozen=True)
 class Forecast:
-    """what: is computed. left: seconds that it still takes. whole: seconds of all of it. rows: of the data.
+    """what: is computed. left: seconds that it still takes. whole: seconds for as many other rows: as long as all of it
+    where those would be computed from the beginning, and ``left`` where they share what is done. rows: of the data.
 
     left and whole are nan before anything of it was measured (``tell_begin``).
     """
@@ -59,19 +60,21 @@ def tell_begin(what: str, rows: int) -> None:
 class ForecastWork:
     """Work that tells after some seconds, and again from time to time, how much longer it takes.
 
-    total: all of the work, in any unit that time is proportional to. rows: of the data that it is done for.
+    total: all of the work, in any unit that time is proportional to, where another sample of the rows would be done
+    from the beginning; None: see ``advance``. rows: of the data that it is done for.
     """
 
-    def __init__(self, what: str, rows: int, total: float) -> None:
+    def __init__(self, what: str, rows: int, total: float | None = None) -> None:
         self._what, self._rows, self._total = what, rows, total
         self._done = 0.0
         self._begun = self._told = time.monotonic()
 
     def advance(self, amount: float, left: float) -> None:
-        """So much was done just now, and so much is left."""
+        """So much was done just now, and so much is left: also of another sample of the rows, if there is no total."""
         self._done += amount
         now = time.monotonic()
         if now > self._told + KNOWN_AFTER:
             self._told = now
             per_unit = (now - self._begun) / self._done
-            tell_time_left(Forecast(self._what, per_unit * left, per_unit * self._total, self._rows))
+            whole = left if self._total is None else self._total
+            tell_time_left(Forecast(self._what, per_unit * left, per_unit * whole, self._rows))

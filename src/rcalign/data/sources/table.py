@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rcalign.data import sentences
 from rcalign.data.columns import (
     Column,
     Encoding,
@@ -164,8 +165,14 @@ def from_columns(raw: Raw, roles: Roles, *, name: str, where: str, progress: boo
         labels, domains = ([values[row] for row in rows] for values in (labels, domains))
     x = read_columns(columns, raw, where)
     read = {column.name: raw[column.name] for column in columns}
-    parts = [x.tobytes(), "\0".join(labels).encode(), "\0".join(domains).encode(), roles.query().encode()]
+    parts = [
+        _told_apart(x, columns).tobytes(),
+        "\0".join(labels).encode(),
+        "\0".join(domains).encode(),
+        roles.query().encode(),
+    ]
     parts += ["\0".join(map(as_category, values)).encode("utf-8", "surrogateescape") for values in read.values()]
+    parts += [sentences.fingerprint(column.encoder).encode() for column in columns if column.encoder is not None]
     group = None if roles.id is None else np.array([as_category(value) for value in raw[roles.id]])
     if group is not None and len(np.unique(group)) == len(group):
         group = None  # every row is one of its own
@@ -180,6 +187,15 @@ def from_columns(raw: Raw, roles: Roles, *, name: str, where: str, progress: boo
     )
 
 
+def _told_apart(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+    """The numbers of a table (n, c) by which it is recognised: those of texts are not among them, because their last
+    digits depend on the texts beside which they were computed. The texts themselves count, and the encoder.
+    """
+    ends = np.cumsum([column.width for column in columns])[:-1]
+    parts = [part for part, column in zip(np.split(x, ends, axis=1), columns, strict=True) if column.kind != "text"]
+    return np.concatenate(parts, axis=1) if parts else np.zeros((len(x), 0))
+
+
 def infer_columns(raw: Raw, roles: Roles, where: str) -> tuple[tuple[Column, ...], list[str]]:
     """What each column holds, those with a role of their own left out, and notes on those that cannot be read."""
     columns: list[Column] = []
@@ -188,10 +204,8 @@ def infer_columns(raw: Raw, roles: Roles, where: str) -> tuple[tuple[Column, ...
         if name in (roles.label, roles.domain, roles.id, *roles.ignore):
             continue
         if name in roles.text:
-            from rcalign.data.sentences import find_encoder, width_of
-
-            encoder = find_encoder(roles.encoder)
-            columns.append(Column(name, "text", width=width_of(encoder), encoder=encoder))
+            encoder = sentences.find_encoder(roles.encoder)
+            columns.append(Column(name, "text", width=sentences.width_of(encoder), encoder=encoder))
             continue
         found = category_column(name, values) if name in roles.category else infer(name, values, where)
         if found is None:
