@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from rcalign.diagnosis.priors import adapt_priors, estimate_priors
+from rcalign.diagnosis.priors import adapt_priors
+from rcalign.diagnosis.target_priors import target_priors
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import softmax
 from rcalign.files import open_whole
-from rcalign.training.run_data import LabelledOutputs
+from rcalign.training.run_data import LabelledOutputs, joined, untrained_features_of
 from rcalign.training.trained import TrainedModel
 from rcalign.training.unlabelled import NamedSamples, UnlabelledSamples
 
@@ -92,10 +93,13 @@ class Predictions:
         """Names and calibrated probabilities (n, C), a batch at a time."""
         every = self.total // MOST_FEATURES + 1
         self._features: list[np.ndarray] = []
+        self._untrained: list[np.ndarray | None] = []
         for names, x in self._samples:
             table = self._model.probabilities(x) if x is not None else np.zeros((0, len(self._classes)))
             if self.adapt_priors and x is not None:
-                self._features.append(self._model.features(x[::every]).double().cpu().numpy())
+                some = x[::every]
+                self._features.append(self._model.features(some).double().cpu().numpy())
+                self._untrained.append(untrained_features_of(self._model, some))
             found = iter(table)
             yield names, [None if problem is not None else next(found) for _, problem in names]
 
@@ -114,14 +118,8 @@ class Predictions:
             return
         logits = np.log(table.astype(np.float64).clip(1e-12))
         training = self._model.training_priors
-        estimates = estimate_priors(
-            self._sources.logits / self._model.temperature,
-            self._sources.labels,
-            logits,
-            classes=self._classes,
-            source_priors=training,
-            source_domains=self._sources.domains,
-            features=(self._sources.features, np.concatenate(self._features)),
+        estimates = target_priors(
+            self._model, self._sources, logits, np.concatenate(self._features), joined(self._untrained)
         )
         shares = np.array([one.value for one in estimates.em])
         self.priors = dict(zip(self._classes, (round(float(share), 6) for share in shares), strict=True))

@@ -66,6 +66,7 @@ def diagnose_features(
     calibration: float = 1.0,
     trained_domains: Sequence[str] | None = None,
     target_names: Sequence[str] | None = None,
+    target_priors: PriorEstimates | None = None,
     exact_pairs: int = EXACT_PAIRS,
     replicates: int = 200,
     confidence: float = 0.95,
@@ -84,9 +85,10 @@ def diagnose_features(
     (None: those of the sources). calibration: what logits are divided by before they are probabilities.
     trained_domains: the domains that the model was trained on (None: not known); the accuracy to expect on an
     unlabelled target is judged by the others. target_names: of the samples of target_features, for the list of unusual
-    ones (None: their numbers). exact_pairs: distances between classes of more than so many pairs are bracketed, not
-    solved. workers: threads (None: one for each core, at most four). The result depends neither on them nor on the
-    order of the samples.
+    ones (None: their numbers). target_priors: the class shares of an unlabelled target if they were estimated already
+    (None: estimated here, with the features as the check of label shift). exact_pairs: distances between classes of
+    more than so many pairs are bracketed, not solved. workers: threads (None: one for each core, at most four). The
+    result depends neither on them nor on the order of the samples.
 
     >>> rng = np.random.default_rng(0)
     >>> labels, domains = np.arange(60) % 2, np.arange(60) // 20
@@ -150,8 +152,8 @@ def diagnose_features(
 
     about_target = None
     if problem.target is not None:
-        priors = None
-        if not problem.target_labelled:
+        priors = None if problem.target_labelled else target_priors
+        if priors is None and not problem.target_labelled:
             given = None if source_priors is None else np.asarray(source_priors, dtype=np.float64)
             priors = estimate_priors(
                 problem.sources.logits / calibration,

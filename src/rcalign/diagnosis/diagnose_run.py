@@ -16,6 +16,7 @@ from rcalign.diagnosis.along_training import contraction, tracking
 from rcalign.diagnosis.diagnose import diagnose_features
 from rcalign.diagnosis.findings import Diagnosis
 from rcalign.diagnosis.inputs import FeatureSet, load_features
+from rcalign.diagnosis.target_priors import target_priors
 from rcalign.diagnosis.target_samples import TargetOutputs, target_outputs
 from rcalign.errors import InputError, unknown
 from rcalign.store.run_folder import RunFolder
@@ -68,6 +69,11 @@ def diagnose_run(
             "target_logits": outputs.logits,
             "target_names": outputs.names,
         }
+        if known.left_out:
+            calibrated = outputs.logits / model.temperature
+            options["target_priors"] = target_priors(
+                model, known, calibrated, outputs.features, outputs.untrained_features
+            )
     options |= _linear_head(model, known)
     found = diagnose_features(
         known.features,

@@ -13,7 +13,8 @@ Whether label shift explains the target is checked twice. The two estimates must
 the energy distance (2 E|X - Y| - E|X - X'| - E|Y - Y'|, without bias) of the target's features from those of the
 sources, weighted to the estimated shares. It is compared with the same distance of each source from the other sources,
 weighted to its own shares, and, where sources are as like one another as samples of one distribution, with that of
-samples drawn from the weighted sources themselves.
+samples drawn from the weighted sources themselves. This is fair only where the sources' rows have no advantage over the
+target's: features of rows that a model was trained on are tighter than those of any new row.
 
 Whether the estimate is good enough to be used is checked where the truth is known: on samples of one source at a time,
 as many as the target has, in which every class has its share in training. A model that knows little, or few samples,
@@ -131,6 +132,7 @@ def estimate_priors(
     source_priors: Array | None = None,
     source_domains: Array | None = None,
     features: tuple[Array, Array] | None = None,
+    untrained_features: tuple[Array, Array] | None = None,
     replicates: int = 200,
     confidence: float = 0.95,
     seed: int = 0,
@@ -139,7 +141,9 @@ def estimate_priors(
 
     source_priors (C,): what the model was trained on; None: the shares among the source labels. source_domains (n,):
     positions; None: one source. features: of the sources (n, d) and of the target (any number of its rows, d), to check
-    whether label shift explains the target; None: the probabilities stand for them.
+    whether label shift explains the target; None: the probabilities stand for them. Features must be of rows that the
+    model was not trained on: those of training rows lie closer together than a new site's. untrained_features: likewise
+    in a space that training did not shape; then label shift must explain the target in both.
     """
     count = len(classes)
     rng = np.random.default_rng(seed)
@@ -179,15 +183,11 @@ def estimate_priors(
     em_intervals, bbse_intervals = _intervals(em, em_drawn, confidence), _intervals(bbse, bbse_drawn, confidence)
     gaps = [max(a.low - b.high, b.low - a.high) for a, b in zip(em_intervals, bbse_intervals, strict=True)]
     seen = confusion.sum(axis=0) > 0
-    source_points, target_points = features or (softmax(source_logits, axis=1), softmax(target_logits, axis=1))
-    left, allowed = label_shift_residual(
-        source_points,
-        source_labels,
-        np.zeros_like(source_labels) if source_domains is None else source_domains,
-        target_points,
-        em,
-        seed=seed,
-    )
+    domains = np.zeros_like(source_labels) if source_domains is None else source_domains
+    spaces = [features or (softmax(source_logits, axis=1), softmax(target_logits, axis=1))]
+    spaces += [] if untrained_features is None else [untrained_features]
+    residuals = [label_shift_residual(a, source_labels, domains, b, em, seed=seed) for a, b in spaces]
+    left, allowed = max(residuals, key=lambda found: found[0] / max(found[1], 1e-300))
     noise = estimator_noise(
         source_logits, source_labels, source_domains, source, min(len(guessed), _NOISE_ROWS), seed=seed
     )

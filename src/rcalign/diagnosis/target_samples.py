@@ -14,7 +14,7 @@ from PIL import Image
 from rcalign.data.cache import decode
 from rcalign.data.source import Arrays, Content, ImageArray
 from rcalign.errors import InputError
-from rcalign.training.run_data import outputs_of
+from rcalign.training.run_data import joined, outputs_of, untrained_features_of
 from rcalign.training.trained import TrainedModel
 from rcalign.training.unlabelled import UnlabelledSamples
 
@@ -25,11 +25,13 @@ THUMBNAIL = 96  # pixels
 class TargetOutputs:
     """What a model gives for samples without labels: features (n, h), logits (n, C), and the name of each sample.
 
+    untrained_features: (n, f), what the first trained layer reads, where that is a vector.
     skipped: (path, problem) of files that are no images.
     """
 
     features: np.ndarray
     logits: np.ndarray
+    untrained_features: np.ndarray | None
     names: list[str]
     skipped: list[tuple[str, str]]
     content: Content | None
@@ -50,13 +52,14 @@ def target_outputs(model: TrainedModel, path: str | os.PathLike[str]) -> TargetO
     """Features and logits of a folder of images, a .csv list of them, an .npz with ``x``, or a table."""
     samples = UnlabelledSamples(model, [path])
     names: list[str] = []
-    pairs = []
+    pairs, untrained = [], []
     for some, x in samples:
         if x is not None:
             names += [name for name, problem in some if problem is None]
             pairs.append(outputs_of(model, x))
+            untrained.append(untrained_features_of(model, x))
     if not names:
         reason = f" ('{samples.skipped[0][0]}': {samples.skipped[0][1]})" if samples.skipped else ""
         raise InputError(f"'{path}' holds no sample that can be read{reason}: give images, an .npz with x, or a table.")
     features, logits = (np.concatenate([pair[k] for pair in pairs]) for k in (0, 1))
-    return TargetOutputs(features, logits, names, samples.skipped, samples.content)
+    return TargetOutputs(features, logits, joined(untrained), names, samples.skipped, samples.content)

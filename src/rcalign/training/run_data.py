@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,8 @@ class LabelledOutputs:
 
     features: (n, h). logits: (n, C). labels: (n,) positions among the model's classes. domains: (n,) positions in
     ``domain_names``. notes: what to know of them, in sentences. left_out: the logits of each domain are those of a
-    model that was trained without it.
+    model that was trained without it, but the features those of the model that was trained on all. untrained_features:
+    (n, f), ``TrainedModel.untrained_features`` of the same rows where left_out; None elsewhere, or if there are none.
     """
 
     features: np.ndarray
@@ -39,6 +40,7 @@ class LabelledOutputs:
     domain_names: list[str]
     notes: tuple[str, ...] = ()
     left_out: bool = False
+    untrained_features: np.ndarray | None = None
 
 
 def loaded(data: str | Path | Dataset, model: TrainedModel) -> Dataset:
@@ -131,6 +133,18 @@ def outputs_of(model: TrainedModel, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return model.features(x).double().cpu().numpy(), model.logits(x).double().cpu().numpy()
 
 
+def untrained_features_of(model: TrainedModel, x: Tensor) -> np.ndarray | None:
+    """``TrainedModel.untrained_features`` (n, f) of network inputs, as float64; None where there are none."""
+    found = model.untrained_features(x)
+    return None if found is None else found.double().cpu().numpy()
+
+
+def joined(batches: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Batches (n_i, f) as one array; None if there is none, or a batch has none."""
+    there = [batch for batch in batches if batch is not None]
+    return np.concatenate(there) if there and len(there) == len(batches) else None
+
+
 def untrained_outputs(
     run: str | Path,
     model: TrainedModel,
@@ -162,7 +176,12 @@ def untrained_outputs(
     elif data is None and config.protocol == "all":
         notes = ("The model was trained on these rows of the known domains: their figures are too good.",)
     position = class_positions(model, dataset)
-    pairs = [outputs_of(model, x) for rows in rows_of.values() for x in model.inputs(dataset, rows)]
+    pairs, untrained = [], []
+    for rows in rows_of.values():
+        for x in model.inputs(dataset, rows):
+            pairs.append(outputs_of(model, x))
+            if kept is not None:
+                untrained.append(untrained_features_of(model, x))
     features, logits = (np.concatenate([pair[k] for pair in pairs]) for k in (0, 1))
     if kept is not None:
         order = np.argsort(kept[0])
@@ -175,6 +194,7 @@ def untrained_outputs(
         list(rows_of),
         notes,
         left_out=kept is not None,
+        untrained_features=joined(untrained),
     )
 
 

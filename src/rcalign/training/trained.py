@@ -25,7 +25,7 @@ from rcalign.errors import InputError
 from rcalign.evaluation.evaluate import BATCH
 from rcalign.extensions import import_modules
 from rcalign.models import boosted_trees
-from rcalign.models.backbones import NO_LAYERS, build_backbone
+from rcalign.models.backbones import NO_LAYERS, Standardised, build_backbone
 from rcalign.models.boosted_trees import BoostedTrees
 from rcalign.models.lora import merged
 from rcalign.presets import get_preset
@@ -190,6 +190,23 @@ class TrainedModel:
             assert self.encoding is not None
             return ColumnEncoder(self.encoding)(x)
         return self.algorithm.embed(x if self.frozen is None else self.frozen(x))
+
+    @torch.no_grad()
+    def untrained_features(self, x: Tensor) -> Tensor | None:
+        """Network inputs (n, ...) -> what the first trained layer reads (n, f), on which rows of training and new rows
+        have equal footing: features of a frozen backbone, rows of numbers, encoded columns of a table.
+
+        None where layers that read pixels or series are trained, and for an ensemble.
+        """
+        if isinstance(self.algorithm, BoostedTrees):
+            return self.features(x)
+        if isinstance(self.algorithm, Ensemble):
+            return None
+        read = x if self.frozen is None else self.frozen(x)
+        if read.ndim != 2:
+            return None
+        featurizer = self.algorithm.featurizer
+        return (read - featurizer.center) / featurizer.scale if isinstance(featurizer, Standardised) else read
 
     def probabilities(self, x: Tensor) -> np.ndarray:
         """Calibrated probabilities (n, C) of one batch of inputs: in [0, 1], rows that sum to one."""
