@@ -86,7 +86,7 @@ class ToyEncoder:
         for name in ("_folder", "_model"):
             monkeypatch.setattr(sentences, name, lambda value: value)
         monkeypatch.setattr(sentences, "width_of", lambda encoder: 2)
-        monkeypatch.setattr(sentences, "fingerprint", lambda encoder: encoder)
+        monkeypatch.setattr(sentences, "encoder_fingerprint", lambda encoder: encoder)
         monkeypatch.setattr(sentences, "compute", self.compute)
 
     def compute(self, texts: Sequence[str], encoder: str, progress: bool, read: Any) -> np.ndarray:
@@ -173,12 +173,12 @@ def test_processes_that_write_at_once_lose_nothing_and_few_files_are_left(tmp_pa
 @pytest.mark.slow
 def test_the_fingerprint_changes_with_weights_and_tokenizer(encoder: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sentences._folder(encoder), tmp_path / "encoder"))
-    same = sentences.fingerprint(str(folder))
-    assert same == sentences.fingerprint(encoder)
+    same = sentences.encoder_fingerprint(str(folder))
+    assert same == sentences.encoder_fingerprint(encoder)
     weights = next(folder.glob("*.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-8:] = bytes(8)  # the last layer alone
     weights.write_bytes(content)
-    other = sentences.fingerprint(str(folder))
+    other = sentences.encoder_fingerprint(str(folder))
     (folder / "tokenizer_config.json").write_text("{}")
-    assert len({same, other, sentences.fingerprint(str(folder))}) == 3
+    assert len({same, other, sentences.encoder_fingerprint(str(folder))}) == 3

@@ -225,7 +225,7 @@ def test_a_sample_of_texts_is_read_and_the_model_knows_it(
         ("_folder", lambda encoder: Path(encoder)),
         ("width_of", lambda encoder: 3),
         ("find_encoder", lambda name: "toy"),
-        ("fingerprint", lambda encoder: "toy"),
+        ("encoder_fingerprint", lambda encoder: "toy"),
     ):
         monkeypatch.setattr(sentences, name, value)
     rng = np.random.default_rng(0)

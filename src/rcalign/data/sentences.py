@@ -102,7 +102,7 @@ def embed(texts: Sequence[str], encoder: str, *, progress: bool = True) -> np.nd
     table = np.zeros((len(distinct) + 1, width_of(encoder)), np.float32)  # the last row is the empty text's
     place = {text: k for k, text in enumerate(distinct)}
     if distinct:
-        store = VectorStore(cache_root() / "sentences" / fingerprint(encoder)[:32], table.shape[1])
+        store = VectorStore(cache_root() / "sentences" / encoder_fingerprint(encoder)[:32], table.shape[1])
         found = store.find(distinct)
         missing = [text for text in distinct if text not in found]
         if missing:
@@ -169,7 +169,7 @@ def _bar(what: str, count: int, wanted: bool) -> Iterator[Callable[[int], None]]
         yield lambda rows: bar.advance(line, rows)
 
 
-def fingerprint(encoder: str) -> str:
+def encoder_fingerprint(encoder: str) -> str:
     """Changes with what an encoder gives: its tokenizer, its pooling, its weights (read at places spread over them)."""
     folder = _folder(encoder)
     digest = hashlib.sha256(f"{_pooling(folder)} {LONGEST}".encode())

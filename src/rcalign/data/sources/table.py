@@ -172,7 +172,8 @@ def from_columns(raw: Raw, roles: Roles, *, name: str, where: str, progress: boo
         roles.query().encode(),
     ]
     parts += ["\0".join(map(as_category, values)).encode("utf-8", "surrogateescape") for values in read.values()]
-    parts += [sentences.fingerprint(column.encoder).encode() for column in columns if column.encoder is not None]
+    encoders = [column.encoder for column in columns if column.encoder is not None]
+    parts += [sentences.encoder_fingerprint(encoder).encode() for encoder in encoders]
     group = None if roles.id is None else np.array([as_category(value) for value in raw[roles.id]])
     if group is not None and len(np.unique(group)) == len(group):
         group = None  # every row is one of its own
