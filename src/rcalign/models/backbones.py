@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -157,6 +156,8 @@ def _image(name: str, input_shape: tuple[int, ...], weights: str | Path | None, 
     if is_clip(name):
         featurizer, text, features, used, mean, std = build_clip(name, input_shape[-1], weights)
         return Backbone(featurizer, features, used, mean, std, text)
+    import timm  # here, since it takes seconds that training on rows does not need
+
     if not timm.is_model(name):
         raise unknown("backbone", name, timm.list_models(), "Also clip:ViT-B-32 and others.")
     config = timm.get_pretrained_cfg(name)

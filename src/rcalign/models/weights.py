@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +48,8 @@ def load_pretrained(network: nn.Module, backbone: str, weights: str | Path | Non
     if path is not None:
         adopt(network, load_weights(path), str(path))
         return weights_fingerprint(network)
+    import timm  # here, as in models.backbones
+
     try:
         pretrained = timm.create_model(backbone, pretrained=True, num_classes=0)
     except Exception as error:  # no network, no such weights: timm and its hub raise many kinds
