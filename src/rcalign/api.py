@@ -479,7 +479,7 @@ def sweep(
     from rcalign.store.sweep_folder import SweepFolder
     from rcalign.sweeps import plan_file
     from rcalign.sweeps.address import check_address
-    from rcalign.sweeps.plan import DataSummary, expand
+    from rcalign.sweeps.plan import DataSummary, expand, repeats
 
     planned = plan_file.read_plan(plan)
     if keep is not None:
@@ -516,7 +516,10 @@ def sweep(
     runs = expand(planned, summarise)
     if dry_run:
         entries = [planned.entry(run) for run in runs]
-        return {"name": planned.name, "planned": len(runs), "runs": entries, **_forecast(entries, measured_by, workers)}
+        # who will win is not known, but all draws are taken to cost the same
+        again, _ = repeats(planned, runs, {run.id: 0.0 for run in runs})
+        costs = _forecast([*entries, *map(planned.entry, again)], measured_by, workers)
+        return {"name": planned.name, "planned": len(runs), "repeats": len(again), "runs": entries, **costs}
     for data in planned.data:  # domains that the file lists may be spelled otherwise in the data
         for name in dict.fromkeys(name for run in runs if run.data == data for name in run.test_domains):
             if name not in summarise(data).domains:

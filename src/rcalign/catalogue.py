@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata, resources
 from typing import Any
 
@@ -60,8 +61,14 @@ def find_algorithm(name: str, imports: Sequence[str] = ()) -> Description:
 def _import_others(imports: Sequence[str]) -> None:
     """What is not in this package must be imported to be known."""
     import_modules(imports)
-    if metadata.entry_points(group=GROUP):
+    if _installed_elsewhere():
         import rcalign.algorithms  # noqa: F401  (imports them)
+
+
+@cache
+def _installed_elsewhere() -> bool:
+    """Whether another package that is installed brings algorithms; looking takes 30 ms."""
+    return bool(metadata.entry_points(group=GROUP))
 
 
 def _costs() -> dict[str, float]:

@@ -80,6 +80,34 @@ def test_the_forecast_is_what_a_run_takes(kept: dict[str, Path], keep: str) -> N
     assert measured(kept["last"]).bytes(keep) == pytest.approx(taken, rel=0.02)
 
 
+@pytest.mark.parametrize("keep", ["best", "none"])
+def test_the_forecast_counts_a_first_stage(rows: Path, tmp_path: Path, keep: str) -> None:
+    for kept in ("last", keep):
+        api.train(rows, "CRT", ["3"], out=tmp_path / kept, keep=kept, **OPTIONS)
+    files = [file for file in (tmp_path / keep).rglob("*") if file.is_file() and file.name != ".lock"]
+    assert any(file.parent.name == "stage-1" for file in files)
+    measure = measured(tmp_path / "last")
+    assert measure.bytes(keep) == pytest.approx(sum(file.stat().st_size for file in files), rel=0.02)
+    stages = [read_object(tmp_path / "last" / part / "result.json")["seconds"] for part in (".", "stage-1")]
+    assert measure.seconds_per_step == pytest.approx(sum(stages) / 20)  # type: ignore[arg-type]
+
+
+def test_winners_are_counted_where_a_search_keeps_nothing(rows: Path, kept: dict[str, Path], tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    text = (
+        f'data = "{rows}"\nalgorithms = ["ERM", "CORAL"]\ntest_domains = "each"\ndraws = 3\nsteps = 20\npairs = true\n'
+    )
+    plan.write_text(text)
+    nothing, best = (measured(kept["best"]).bytes(keep) for keep in ("none", "best"))
+    found = api.sweep(plan, dry_run=True, keep="none", measured_by=[kept["best"]])["forecast"]["winners"]
+    assert found == {"runs": 2 * 4, "bytes": 8 * best}  # pairs only serve to choose
+    assert api.sweep(plan, dry_run=True, keep="best", measured_by=[kept["best"]])["forecast"]["winners"] is None
+    plan.write_text(text + 'seed_rule = "tune-then-repeat"\nseeds = 3\n')
+    planned = api.sweep(plan, dry_run=True, keep="none", measured_by=[kept["best"]])
+    assert planned["repeats"] == 8 * 2 and planned["forecast"]["winners"] is None  # the plan itself keeps them
+    assert planned["forecast"]["bytes"] == planned["planned"] * nothing + 16 * best
+
+
 def test_a_search_keeps_the_weights_of_winners_only(rows: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(f'data = "{rows}"\nalgorithms = "ERM"\ntest_domains = ["3"]\ndraws = 3\nsteps = 20\n')

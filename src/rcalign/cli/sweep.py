@@ -134,6 +134,7 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(plan, indent=2))
         return
     from rcalign.store.names import short_data_name
+    from rcalign.sweeps.progress import duration, size_on_disk
 
     counts: dict[tuple[str, str], int] = {}
     for run in plan["runs"]:
@@ -143,12 +144,20 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
     for (data, label), number in counts.items():
         table.add_row(data, label, f"{number:,}")
     Console().print(table)
+    if plan["repeats"]:
+        print(f"Then {plan['repeats']:,} runs more, which repeat the winners with other seeds.")
     if "forecast" in plan:
-        found = plan["forecast"]
+        found, winners = plan["forecast"], plan["forecast"]["winners"]
         print(
-            f"Disk: {found['bytes'] / 2**30:,.1f} GiB. Time: {found['hours']:,.0f} hours, {found['at_once']} at once, "
-            f"if every algorithm costs what was measured on {', '.join(found['measured'])}."
+            f"Disk: {size_on_disk(found['bytes'])}. Time: {duration(3600 * found['hours'])}, {found['at_once']} at "
+            f"once, if every algorithm costs what was measured on {', '.join(found['measured'])}."
         )
+        if winners:
+            print(
+                f"No run keeps its weights. The winners trained again, one for each method and choice of test domains "
+                f"({winners['runs']:,} runs), would keep {size_on_disk(winners['bytes'])}: "
+                f"{size_on_disk(found['bytes'] + winners['bytes'])} in all."
+            )
         if found["not_measured"]:
             print(f"Not measured, taken to be like the largest: {', '.join(found['not_measured'])}.")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 FILES = (".npz", ".csv", ".tsv", ".parquet")
 
 
+@lru_cache(maxsize=4096)  # asked for each of fifty thousand runs, of a few data sets
 def short_data_name(data: str) -> str:
     """A data set's name without where it lies: of a path its last part, of a name all but its ``root``.
 

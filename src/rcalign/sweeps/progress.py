@@ -41,6 +41,15 @@ class SweepProgress:
         return ", ".join(pieces)
 
 
+def size_on_disk(count: int) -> str:
+    """Bytes in words.
+
+    >>> size_on_disk(3_000), size_on_disk(94_000_000), size_on_disk(17 * 2**30), size_on_disk(5 * 2**40)
+    ('0.003 MB', '94 MB', '17.0 GiB', '5,120.0 GiB')
+    """
+    return f"{count / 1e6:,.3g} MB" if count < 2**29 else f"{count / 2**30:,.1f} GiB"
+
+
 def duration(seconds: float) -> str:
     """Seconds in words, rounded to what matters.
 
