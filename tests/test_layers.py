@@ -19,7 +19,7 @@ ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
 # a module may import those of its own layer and of the layers above it in this list
 LAYERS = [
     {"errors", "interrupts", "extensions"},
-    {"spec", "types", "files", "checkpoints", "pages", "devices", "distributed"},
+    {"spec", "types", "files", "checkpoints", "pages", "devices", "distributed", "compiled"},
     {"spaces", "registry", "presets"},
     {"training.options"},  # records keep them, so they come before the rest of training
     {"store"},
