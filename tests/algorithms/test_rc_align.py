@@ -274,9 +274,10 @@ def test_a_wrong_reading_is_noticed() -> None:
     assert max(gaps) > 1e-6
 
 
+@pytest.mark.parametrize("decoupled", [False, True], ids=["Adam", "AdamW"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_step_of_the_optimizer_ahead_changes_nothing_but_the_buffer(
-    fused: bool, monkeypatch: pytest.MonkeyPatch
+    fused: bool, decoupled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look-ahead is the optimizer's own next step to the bit, in however many blocks; state and weights stay."""
     from rcalign.algorithms import lookahead
@@ -286,7 +287,11 @@ def test_a_step_of_the_optimizer_ahead_changes_nothing_but_the_buffer(
     net = nn.Sequential(nn.Conv2d(3, 40, 3), nn.Flatten(), nn.Linear(40 * 4, 700)).to(memory_format=torch.channels_last)
     net[2].bias.requires_grad_(False)
     optimizer = torch.optim.Adam(
-        [p for p in net.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1, fused=fused
+        [p for p in net.parameters() if p.requires_grad],
+        lr=1e-2,
+        weight_decay=0.1,
+        fused=fused,
+        decoupled_weight_decay=decoupled,
     )
     ahead = LookAhead(net)
     for t in range(3):

@@ -68,7 +68,7 @@ class LookAhead:
     def move_by(self, optimizer: torch.optim.Optimizer, *, accumulate: bool = True) -> None:
         """Sets theta' to what the optimizer's next step with the parameters' ``.grad`` would make of them.
 
-        The optimizer (Adam, or SGD without momentum) and its state stay as they are, so that the step that follows is
+        The optimizer (Adam, AdamW, or SGD without momentum) and its state stay as they are, so that the step that follows is
         its first and only one. A parameter that it does not train stays in place.
 
         >>> net = nn.Linear(1, 1, bias=False)
@@ -162,10 +162,11 @@ def _step_ahead(
             assert p.grad is not None
             torch.add(p, p.grad.add(p, alpha=group["weight_decay"]), alpha=-group["lr"], out=out)
         return
-    if type(optimizer) is not torch.optim.Adam or group["amsgrad"]:
+    if not isinstance(optimizer, torch.optim.Adam) or group["amsgrad"]:
         raise NotImplementedError(f"no look-ahead by a step of {type(optimizer).__name__} with these options")
     beta1, beta2 = group["betas"]
-    same = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "fused")}
+    names = ("lr", "weight_decay", "decoupled_weight_decay", "eps", "maximize", "foreach", "capturable", "fused")
+    same = {name: group[name] for name in names}
     # torch's own function, on copies: to the bit what the optimizer's step will make of the same gradient
     for block in _blocks(optimizer, group, targets):
         ahead, parameters, gradients, *state = (list(values) for values in zip(*block, strict=True))
