@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numba
+from numba.extending import intrinsic
 
 # sums may be taken in any order, and a product and a sum rounded once: what makes loops over numbers quick. Numbers
 # that are not numbers, infinities and signed zeros stay what they are.
@@ -39,3 +40,24 @@ def compiled(relaxed: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Any]
             return numba.njit(function, **options)
 
     return decorate
+
+
+def _fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once, in a compiled function: one instruction of processors that have it.
+
+    >>> import numpy as np
+    >>> @compiled()
+    ... def once(a, b, c):
+    ...     return fma(a, b, c)
+    >>> tiny = np.float32(2**-12)
+    >>> bool(once(1 + tiny, 1 - tiny, np.float32(-1)) == -tiny * tiny)  # rounded twice it would be zero
+    True
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return a(a, a, a), generate
+
+
+fma: Any = intrinsic(_fma)

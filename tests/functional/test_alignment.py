@@ -100,3 +100,34 @@ def test_the_gradient_that_comes_with_it_is_that_of_autograd(denominator: str, s
     torch.testing.assert_close(quick.double(), slow, rtol=1e-7, atol=1e-7)
     gradients = torch.autograd.grad(quick, a)[0].double(), torch.autograd.grad(slow, b)[0]
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [1, 2, 33])
+def test_centroids_in_single_precision_are_those_in_double(n: int) -> None:
+    z, y, domain, _ = rows(6, n, 1.0, torch.float64)
+    z[0] = 0  # no direction
+    exact, there = centroids(z, y[0], domain[0], K, C)
+    found, present = centroids(z.float(), y[0], domain[0], K, C)
+    assert torch.equal(present, there) and not found[~present].any()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_none_does_not_vanish_in_the_loss(value: float) -> None:
+    z, y, domain, group = rows(7, 20, 1.0, torch.float32)
+    mu, present = centroids(z, y[0], domain[0], K, C)
+    z[4, 2] = value
+    loss = grouped_alignment(z, y, domain, mu, present, group=group, weight=torch.ones(2, 2))
+    assert torch.isnan(loss) and torch.isnan(centroids(z, y[0], domain[0], K, C)[0]).any()
+
+
+@pytest.mark.parametrize(("label", "at"), [(C, 0), (-1, 0), (0, K), (0, -1)])
+def test_a_position_that_is_none_is_refused(label: int, at: int) -> None:
+    """Compiled loops would write outside their memory."""
+    z, y, domain, group = rows(8, 6, 1.0, torch.float32)
+    mu, present = centroids(z, y[0], domain[0], K, C)
+    y[1, 5], domain[1, 5] = label, at
+    with pytest.raises(IndexError):
+        grouped_alignment(z, y, domain, mu, present, group=group, weight=torch.ones(2, 2))
+    with pytest.raises(IndexError):
+        centroids(z, y[1], domain[1], K, C)

@@ -58,6 +58,7 @@ from rcalign.functional.alignment import (
     pair_sums,
     shrunk_centroids,
 )
+from rcalign.functional.classification import grouped_cross_entropy
 from rcalign.functional.imbalance import (
     cross_validated_log_shares,
     expected_log_shares,
@@ -372,29 +373,20 @@ class RCAlign(Algorithm):
             for (a, b), k, share in zip(pairs, rows, shares, strict=True)
         ]
         mixed = mixes[0] if len(mixes) == 1 else torch.cat(mixes)
-
-        def of_both(values: Tensor) -> Tensor:
-            """What the rows have that each row is mixed of: (N,) -> (2, n)."""
-            parts = batch.split(values)
-            sides = zip(*pairs, strict=True)
-            return torch.cat([_first(parts[d], k) for side in sides for d, k in zip(side, rows, strict=True)]).view(
-                2, n
-            )
-
-        labels, domain = of_both(batch.y), of_both(batch.domain)
+        y = batch.split(batch.y)
+        first, second = (
+            [_first(y[d], k) for d, k in zip(side, rows, strict=True)] for side in zip(*pairs, strict=True)
+        )
+        labels = torch.cat([*first, *second]).view(2, n)
+        domain = torch.from_numpy(np.repeat(np.transpose(pairs), rows, axis=1)).to(labels.device)  # (2, n)
+        pair = torch.from_numpy(np.repeat(np.arange(len(pairs)), rows)).to(labels.device)  # (n,)
         weights = np.array([shares, [1 - share for share in shares]]) / len(pairs)
         weight = torch.from_numpy(weights).to(features)  # (2, pairs)
-        each = torch.from_numpy(np.repeat(weights / rows, rows, axis=1)).to(
-            features
-        )  # (2, n): of a row's cross-entropy
-        pair = torch.from_numpy(np.repeat(np.arange(len(pairs)), rows)).to(features.device)  # (n,)
 
-        logits = self._adjusted(self.head(mixed), domain).expand(2, n, -1).reshape(2 * n, -1)
-        of_rows = self.cross_entropy(logits, labels.view(-1), reduction="none")
-        ce = torch.dot(each.view(-1).to(of_rows.dtype), of_rows)  # adjusted logits of half precision are single
+        ce = self._grouped_ce(self.head(mixed), labels, domain, pair, weight)
         if not self._aligns:
             return ce, mixed.new_zeros(())
-        return ce, self._grouped(mixed, labels, domain, mu, present, pair, weight)
+        return ce, self._grouped_da(mixed, labels, domain, mu, present, pair, weight)
 
     def _outer(self, output: tuple[Tensor, Tensor], batch: Batch, mu: Tensor, present: Tensor) -> Tensor:
         """L_outer of the query batch, from its features and logits."""
@@ -407,13 +399,22 @@ class RCAlign(Algorithm):
 
     def _cross_entropy(self, logits: Tensor, y: Tensor, domain: Tensor) -> Tensor:
         """Mean over rows."""
-        return self.cross_entropy(self._adjusted(logits, domain), y)
+        if not self._adjusts:
+            return self.cross_entropy(logits, y)
+        return self._grouped_ce(logits, y[None], domain[None], *_one_group(y, logits))
 
-    def _adjusted(self, logits: Tensor, domain: Tensor) -> Tensor:
-        """Logits (n, C), with ``logit_adjustment`` plus the log prior of their domain: (..., n) -> (..., n, C)."""
-        if self._adjusts:
-            return logits + self.hparams.logit_adjustment * self.log_prior[domain]
-        return logits
+    def _grouped_ce(self, logits: Tensor, y: Tensor, domain: Tensor, group: Tensor, weight: Tensor) -> Tensor:
+        """With ``logit_adjustment`` the log prior of its domain is added to a row's logits."""
+        return grouped_cross_entropy(
+            logits,
+            y,
+            domain,
+            group=group,
+            weight=weight,
+            offsets=self.hparams.logit_adjustment * self.log_prior if self._adjusts else None,
+            label_smoothing=self.label_smoothing,
+            twice=self.hparams.meta_gradient == "exact",
+        )
 
     def _exact_outer(self, inner: Tensor, held_out: Batch, mu: Tensor, present: Tensor) -> Tensor:
         """L_outer at theta'(theta) with its graph kept through the inner step."""
@@ -432,10 +433,9 @@ class RCAlign(Algorithm):
     def _alignment(self, features: Tensor, y: Tensor, domain: Tensor, mu: Tensor, present: Tensor) -> Tensor:
         if not self._aligns:
             return features.new_zeros(())
-        group, weight = torch.zeros_like(y), features.new_ones(1, 1)
-        return self._grouped(features, y[None], domain[None], mu, present, group, weight)
+        return self._grouped_da(features, y[None], domain[None], mu, present, *_one_group(y, features))
 
-    def _grouped(
+    def _grouped_da(
         self, features: Tensor, y: Tensor, domain: Tensor, mu: Tensor, present: Tensor, group: Tensor, weight: Tensor
     ) -> Tensor:
         return grouped_alignment(
@@ -485,3 +485,8 @@ class RCAlign(Algorithm):
 def _first(values: Tensor, rows: int) -> Tensor:
     """The first rows; the tensor itself where that is all, which saves autograd a step."""
     return values if len(values) == rows else values[:rows]
+
+
+def _one_group(y: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Group (n,) and weight (1, 1) of rows that all count alike."""
+    return torch.zeros_like(y), like.new_ones(1, 1)

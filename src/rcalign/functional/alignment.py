@@ -6,16 +6,18 @@ sample for a centroid is minus their Euclidean distance over a temperature (Algo
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from rcalign.functional.known_gradient import for_loops, numbers, with_gradient
 
 Denominator = Literal["negatives", "all_but_own"]
 ZERO = 1000  # roundings of the number one that a distance must have, or it is zero
-SMALLEST = 1e-12  # length that a row is divided by at least, as in torch's ``normalize``
 
 
 def pair_sums(features: Tensor, y: Tensor, domain: Tensor, num_domains: int, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -41,6 +43,13 @@ def centroids(features: Tensor, y: Tensor, domain: Tensor, num_domains: int, num
     >>> mu[0, 0], present.tolist()
     (tensor([0.7071, 0.7071]), [[True, False]])
     """
+    if for_loops(features):
+        from rcalign.functional.row_kernels import mean_directions
+
+        mu = features.new_zeros(num_domains, num_classes, features.shape[1])
+        present = torch.zeros(num_domains, num_classes, dtype=torch.bool)
+        mean_directions(*map(numbers, (features, y, domain, mu, present)))
+        return mu, present
     sums, counts = pair_sums(F.normalize(features, dim=1), y, domain, num_domains, num_classes)
     return F.normalize(sums, dim=2), counts > 0
 
@@ -98,21 +107,6 @@ def alignment_masks(y: Tensor, domain: Tensor, present: Tensor, denominator: Den
     return positive & allowed.any(-1, keepdim=True), allowed
 
 
-class _KnownGradient(torch.autograd.Function):
-    """A number that was computed together with its gradient with respect to the features."""
-
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return upstream * gradient, None, None
-
-
 def grouped_alignment(
     features: Tensor,
     y: Tensor,
@@ -129,9 +123,8 @@ def grouped_alignment(
     """sum_sg weight_sg * (the ``alignment_loss`` of the rows of group g under their s-th labels).
 
     features (n, h); y, domain (s, n): a row may have several labels; group (n,) positions in the columns of weight
-    (s, g). On a CPU value and gradient are computed together, by few operations, which rows of numbers need: there the
-    network itself takes no longer than some dozens of them. twice: the gradient may itself be differentiated, which is
-    left to autograd.
+    (s, g). On a CPU value and gradient are computed together, by compiled loops. twice: the gradient may itself be
+    differentiated, which is left to autograd.
 
     >>> mu, y = torch.eye(2)[None].expand(2, 2, 2), torch.tensor([0, 1])
     >>> here = dict(y=y, domain=torch.tensor([0, 0]), mu=mu, present=torch.ones(2, 2, dtype=torch.bool))
@@ -141,56 +134,42 @@ def grouped_alignment(
     >>> bool(torch.isclose(grouped, alignment_loss(z, **here)))
     True
     """
+    if not twice and for_loops(mu):
+        value, gradient = _value_and_gradient(
+            features, (y, domain, mu, present, group, weight), temperature, denominator == "negatives"
+        )
+        return with_gradient(features, value, gradient)
     with torch.no_grad():
         counted, allowed = alignment_masks(y, domain, present, denominator)
         counts = counted.sum(-1)
         totals = counts.new_zeros(weight.shape).index_add_(1, group, counts)
         scale = (weight / totals.clamp_(min=1)).index_select(1, group)  # (s, n): of each term of a row
-    # double precision is for exactness, and slow on most other devices
-    if not twice and features.device.type == "cpu" and mu.dtype == torch.float32:
-        with torch.no_grad():
-            value, gradient = _with_gradient(features, mu, scale.double(), counts, counted, allowed, temperature)
-        return _KnownGradient.apply(features, value.to(mu.dtype), gradient.to(features.dtype))
     logits = centroid_logits(features, mu, temperature)
     # finite filling: a row without a denominator must not send infinities into the backward pass
     log_sum = torch.logsumexp(torch.where(allowed, logits, torch.finfo(mu.dtype).min), dim=-1)
     return (scale * counts * log_sum).sum() - ((scale[..., None] * counted).sum(0) * logits).sum()
 
 
-def _with_gradient(
-    features: Tensor, mu: Tensor, scale: Tensor, counts: Tensor, counted: Tensor, allowed: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """sum_si scale_si * sum over the counted centroids q of row i of (log-sum-exp(allowed logits of i) - logit_iq).
+def _value_and_gradient(
+    features: Tensor, others: Sequence[Tensor], temperature: float, negatives: bool
+) -> tuple[float, np.ndarray]:
+    """The value of ``grouped_alignment`` and its gradient (n, h). others: y, domain, mu, present, group, weight."""
+    from rcalign.functional import row_kernels  # here and not above: compiled when it is needed
 
-    features (n, h), mu (K, C, h), scale, counts (s, n), counted, allowed (s, n, K * C) -> a number, and its gradient
-    (n, h). Distances come from a matrix product, d^2 = |u|^2 + |m|^2 - 2 u m, which is off by some roundings of the
-    number one. In double precision these do not show at any distance that single precision tells from zero.
-    """
-    f, centers = features.double(), mu.reshape(-1, mu.shape[2]).double()
-    norm = torch.linalg.vector_norm(f, dim=1, keepdim=True)
-    length = norm.clamp_min(SMALLEST)
-    unit = f.div_(length) if f is not features else f / length
-    cosine = unit @ centers.T
-    squared = (centers.square().sum(1) + (norm / length).square_()).sub_(cosine, alpha=2)
-    distance = squared.clamp_min_(0.0).sqrt_()
-    zero = distance < _zero(mu.dtype)
-    logits = (distance / -temperature).masked_fill_(zero, 0.0)
-    # rows without a denominator count nothing; all their centroids stand in it, so that no infinity comes of them
-    masked = torch.where(allowed | ~allowed.any(-1, keepdim=True), logits, -torch.inf)
-    top = masked.amax(-1, keepdim=True)
-    shares = masked.sub_(top).exp_()
-    below = shares.sum(-1, keepdim=True)
-    of_log_sum = (scale * counts)[..., None]
-    of_logits = (scale[..., None] * counted).sum(0)
-    value = torch.dot(of_log_sum.view(-1), top.add_(below.log()).view(-1)) - torch.dot(
-        of_logits.view(-1), logits.view(-1)
+    rows = numbers(features)
+    y, domain, mu, present, group, weight = map(numbers, others)
+    unit, scale, row_squared = row_kernels.unit_rows(rows)
+    pairs, centers, center_squared = row_kernels.existing_centroids(mu, present)
+    columns = torch.from_numpy(centers)
+    cosine = torch.mm(torch.from_numpy(unit), columns.T).numpy()
+    squared, labels = (row_squared, center_squared), (y, domain, present, group, weight)
+    value, slope = row_kernels.alignment_slopes(
+        cosine, *squared, pairs, *labels, temperature, negatives, _zero(torch.float32)
     )
-    slope = shares.mul_(of_log_sum / below).sum(0).sub_(of_logits)  # by the logits
-    # by the distances; a distance of zero has no direction
-    slope.div_(distance.mul_(temperature)).masked_fill_(zero, 0.0)
-    # a row u that turns towards a centroid m moves along m - (u m) u
-    along = (slope * cosine).sum(1, keepdim=True)
-    return value, torch.addmm(unit * along, slope, centers, beta=-1).div_(length)
+    moves = torch.mm(torch.from_numpy(slope), columns).numpy()
+    gradient = np.empty_like(rows)
+    row_kernels.turning(moves, slope, cosine, unit, scale, gradient)
+    return value, gradient
 
 
 def alignment_loss(
