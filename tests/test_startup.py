@@ -15,7 +15,7 @@ import rcalign.algorithms  # noqa: F401  (registers)
 from rcalign import registry, spaces
 from rcalign.hparams_reader import read_hparams
 
-HEAVY = ("torch", "ray", "timm", "sklearn", "pandas", "plotly", "matplotlib")
+HEAVY = ("torch", "numba", "ray", "timm", "sklearn", "pandas", "plotly", "matplotlib")
 LIMIT = 1.5  # seconds of processor time
 LOOK = """
 import sys

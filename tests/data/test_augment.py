@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 from torchvision.transforms import functional as reference
 from torchvision.transforms.v2 import functional as reference_v2
 
 from rcalign.data import augment
-from rcalign.data.augment import Augmentation
+from rcalign.data.augment import Augmentation, Draws
 
 PLAIN = {"flip": 0.0, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0, "greyscale": 0.0}
 
@@ -217,3 +225,124 @@ def test_values_stay_in_range():
     augmentation = Augmentation(size=20, mean=(0, 0, 0), std=(1, 1, 1), brightness=0.9, saturation=2.0, hue=0.5)
     out = augmentation.train(x, np.random.default_rng(0))
     assert out.isfinite().all() and out.min() >= -1e-5 and out.max() <= 1 + 1e-5
+
+
+# --- compiled colours --------------------------------------------------------------------------------------------
+
+with_compiled_colours = pytest.mark.skipif(
+    not augment._torch_rounds_as_kernels(),
+    reason="torch uses neither AVX2 nor AVX512 on this processor, hence rounds differently, and colours are torch's.",
+)
+Case = tuple[Augmentation, torch.Tensor, Draws]
+
+
+def assert_same_bits(case: Case) -> None:
+    """The compiled operations write what torch's write, the sign of a zero included."""
+    augmentation, x, draws = case
+    by_torch, compiled = (torch.full((len(x), augmentation.size, augmentation.size, 3), torch.nan) for _ in range(2))
+    augmentation._change(x, draws, by_torch)
+    augmentation._change_compiled(x, draws, compiled)
+    differing = (by_torch.view(torch.int32) != compiled.view(torch.int32)).nonzero()
+    assert len(differing) == 0, f"{len(differing)} of {compiled.numel()} differ, first at {differing[0].tolist()}"
+
+
+def some_images(n: int, height: int, width: int, rng: np.random.Generator) -> torch.Tensor:
+    """uint8 (n, h, w, 3): noise, few levels with many equal channels, and greys, image by image."""
+    x = rng.integers(0, 256, (n, height, width, 3), dtype=np.uint8)
+    x[1::3] = x[1::3] // 128 * 255
+    x[2::3] = x[2::3, ..., :1]
+    return torch.from_numpy(x)
+
+
+@st.composite
+def cases(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Case:
+    """Augmentations with images and choices, also such as ``draw`` never makes."""
+    size = draw(st.integers(1, 70))  # from 46 pixels on more than one chunk
+    n, height, width = draw(st.integers(1, 6)), draw(st.integers(1, 80)), draw(st.integers(1, 80))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    boxes = np.empty((n, 4), np.int64)
+    for box in boxes:
+        h, w = rng.integers(1, [height, width], endpoint=True)
+        if size <= min(height, width) and rng.random() < 0.3:
+            h = w = size  # nothing to resize
+        box[:] = rng.integers(0, height - h, endpoint=True), rng.integers(0, width - w, endpoint=True), h, w
+    order = draw(st.permutations(list(augment.OPERATIONS)))[: draw(st.integers(0, 4))]
+    factors = {}
+    for name in augment.OPERATIONS:
+        low = -4.0 if name == "hue" else 0.0
+        special = st.sampled_from([0.0, 0.5, 1.0, *([-0.5, 1 / 6] if name == "hue" else [1e-30, 50.0, 1e20])])
+        values = st.one_of(special, st.floats(low, 4.0, width=32))
+        factors[name] = np.array(draw(st.lists(values, min_size=n, max_size=n)), np.float32)
+    mean = draw(st.sampled_from([augment.IMAGENET_MEAN, (0.0, 0.0, 0.0)]))
+    draws = Draws(boxes, rng.random(n) < 0.5, tuple(order), factors, rng.random(n) < 0.3)
+    return Augmentation(size, mean=mean), some_images(n, height, width, rng), draws
+
+
+@with_compiled_colours
+@settings(deadline=None, max_examples=200)
+@given(cases(), st.integers(1, 3))
+def test_compiled_colours_have_the_bits_of_torchs(case, images_of_a_block):
+    with mock.patch.object(augment, "BLOCK_PIXELS", images_of_a_block * case[0].size ** 2):
+        assert_same_bits(case)
+
+
+@with_compiled_colours
+@pytest.mark.parametrize("order", list(itertools.permutations(augment.OPERATIONS)), ids=" ".join)
+def test_compiled_colours_have_the_bits_of_torchs_in_every_order(order):
+    rng = np.random.default_rng(0)
+    augmentation = Augmentation(size=53, greyscale=0.4, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.5)
+    drawn = augmentation.draw(7, 60, 57, rng)
+    draws = Draws(drawn.boxes, drawn.flipped, order, drawn.factors, drawn.grey)
+    assert_same_bits((augmentation, some_images(7, 60, 57, rng), draws))
+
+
+@with_compiled_colours
+@pytest.mark.parametrize("size", [224, 2051])
+def test_compiled_colours_have_the_bits_of_torchs_in_large_images(size):
+    """Also where a line is longer than a chunk."""
+    rng = np.random.default_rng(size)
+    augmentation, x = Augmentation(size), some_images(2 if size < 1000 else 1, 256, 240, rng)
+    draws = augmentation.draw(len(x), 256, 240, rng)
+    assert_same_bits((augmentation, x, draws))
+
+
+@with_compiled_colours
+def test_threads_that_augment_at_once_do_not_disturb_each_other():
+    def batch(seed: int) -> tuple[Augmentation, torch.Tensor]:
+        return Augmentation(size=40 + seed % 3), some_images(5 + seed % 4, 48, 48, np.random.default_rng(seed))
+
+    def augmented(seed: int) -> torch.Tensor:
+        augmentation, x = batch(seed)
+        return augmentation.train(x, np.random.default_rng(seed))
+
+    with mock.patch.object(augment, "_torch_rounds_as_kernels", return_value=False):
+        want = [augmented(seed) for seed in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(augmented, range(40)))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("capability", "device", "method"),
+    [
+        ("AVX2", "cpu", "_change_compiled"),
+        ("AVX512", "cpu", "_change_compiled"),
+        ("DEFAULT", "cpu", "_change"),
+        ("ZVECTOR", "cpu", "_change"),
+        ("AVX512", "meta", "_change"),
+    ],
+)
+def test_colours_are_compiled_only_where_torch_rounds_the_same(monkeypatch, capability, device, method):
+    called = []
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    for name in ("_change", "_change_compiled"):
+        monkeypatch.setattr(Augmentation, name, lambda *given, name=name: called.append(name))
+    x = torch.empty(2, 10, 10, 3, dtype=torch.uint8, device=device)
+    assert Augmentation(size=8).train(x, np.random.default_rng(0)).shape == (2, 3, 8, 8)
+    assert called == [method]
+
+
+def test_no_images_are_no_images():
+    rows = np.zeros(0, np.int64)
+    x = images(0)
+    assert Augmentation(size=8).train(x, np.random.default_rng(0), rows, of=4).shape == (0, 3, 8, 8)

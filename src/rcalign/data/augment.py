@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,12 +65,17 @@ class Augmentation:
             draws = draws.of_rows(rows)
         if out is None:
             out = torch.empty(len(x), self.size, self.size, 3, device=x.device)
+        if x.device.type == "cpu" and _torch_rounds_as_kernels():
+            self._change_compiled(x, draws, out)
+        else:
+            self._change(x, draws, out)
+        return out.permute(0, 3, 1, 2)
+
+    def _change(self, x: Tensor, draws: Draws, out: Tensor) -> None:
+        """Writes the augmented images to ``out``, (n, size, size, 3), by torch's operations."""
         scale, shift = (values.view(3, 1, 1, 1) for values in normalisation(self.mean, self.std, x.device))
         factors = {name: torch.from_numpy(draws.factors[name]).to(x.device) for name in draws.order}
-        # on a CPU the planes of a few images stay in its cache while all operations pass over them
-        step = max(1, round(BLOCK_PIXELS / self.size**2)) if x.device.type == "cpu" else len(x)
-        for start in range(0, len(x), step):
-            block = slice(start, start + step)
+        for block in self._blocks(x):
             planes, work = _workspace(len(x[block]), self.size, x.device)
             crop_resize(x[block], draws.boxes[block], draws.flipped[block], out=planes)
             for name in draws.order:
@@ -77,7 +83,32 @@ class Augmentation:
             for i in np.flatnonzero(draws.grey[block]).tolist():
                 planes[:, i] = luma(planes[:, i], work[0, i])
             _interleave(planes.mul_(scale).add_(shift), out[block])
-        return out.permute(0, 3, 1, 2)
+
+    def _change_compiled(self, x: Tensor, draws: Draws, out: Tensor) -> None:
+        """``_change`` for images on a CPU, to the same bits. Only contrast, which needs the mean of the whole image,
+        divides the operations into two passes over memory."""
+        from rcalign.data import colour_kernels as kernels  # here and not above: only training on images needs numba
+
+        scale, shift = (values.numpy() for values in normalisation(self.mean, self.std, x.device))
+        codes = np.array([kernels.CODES[name] for name in draws.order], np.int64)
+        before = draws.order.index("contrast") if "contrast" in draws.order else len(codes)
+        first, second = codes[:before], codes[before:]
+        factors = np.stack([draws.factors[name] for name in kernels.CODES], axis=1)
+        lines = out.view(len(x), 3 * self.size**2).numpy()
+        for block in self._blocks(x):
+            planes, _ = _workspace(len(x[block]), self.size, x.device)
+            flat = planes.view(3, -1, self.size**2).numpy()
+            for i, crop in enumerate(_resized_crops(x[block], draws.boxes[block], self.size)):
+                pixels = crop.permute(1, 2, 0).contiguous().view(self.size, -1).numpy()
+                row = block.start + i
+                kernels.to_planes(pixels, draws.flipped[row], first, factors[row], flat, i)
+            means = _means(planes).numpy()
+            kernels.to_inputs(flat, means, second, factors[block], draws.grey[block], scale, shift, lines[block])
+
+    def _blocks(self, x: Tensor) -> Iterator[slice]:
+        """The images in parts: on a CPU the planes of a few stay in its cache while all operations pass over them."""
+        step = max(1, round(BLOCK_PIXELS / self.size**2)) if x.device.type == "cpu" else max(1, len(x))
+        return (slice(start, start + step) for start in range(0, len(x), step))
 
     def evaluate(self, x: Tensor) -> Tensor:
         """Resized to size x size if need be, then normalised. Nothing is random."""
@@ -113,12 +144,17 @@ class Draws:
         return Draws(self.boxes[rows], self.flipped[rows], self.order, factors, self.grey[rows])
 
 
+def _torch_rounds_as_kernels() -> bool:
+    """Whether torch uses the vector instructions whose roundings ``colour_kernels`` has."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
 class _Memory(threading.local):
     """Each thread's own memory for intermediate values, kept between batches: fresh pages cost as much as half of the
     colours."""
 
     def __init__(self) -> None:
-        self.work = np.empty(0, np.float32)
+        self.work = torch.empty(0)
 
 
 _memory = _Memory()
@@ -131,8 +167,8 @@ def _workspace(n: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]
         values = torch.empty((3 + WORK) * plane, device=device)
     else:
         if len(_memory.work) < (3 + WORK) * plane:
-            _memory.work = np.empty((3 + WORK) * plane, np.float32)
-        values = torch.from_numpy(_memory.work)
+            _memory.work = torch.empty((3 + WORK) * plane)
+        values = _memory.work
     planes = values[: (3 + WORK) * plane].view(3 + WORK, n, size, size)
     return planes[:3], planes[3:]
 
@@ -189,16 +225,22 @@ def crop_resize(x: Tensor, boxes: np.ndarray, flipped: np.ndarray, *, out: Tenso
     """
     if x.device.type != "cpu":
         return out.copy_(_resize_by_matrices(x, boxes, out.shape[-1], flipped).transpose(0, 1))
-    images, size = x.permute(0, 3, 1, 2), out.shape[2:]
+    for i, crop in enumerate(_resized_crops(x, boxes, out.shape[-1])):
+        if flipped[i]:  # numpy reads backwards, torch would make a copy first
+            out.numpy()[:, i] = crop.numpy()[..., ::-1]
+        else:
+            out[:, i] = crop
+    return out
+
+
+def _resized_crops(x: Tensor, boxes: np.ndarray, size: int) -> Iterator[Tensor]:
+    """Crops of images on a CPU, one after the other: uint8 (n, h, w, 3) -> uint8 (3, size, size) each."""
+    images = x.permute(0, 3, 1, 2)
     for i, (top, left, height, width) in enumerate(boxes.tolist()):
         crop = images[i : i + 1, :, top : top + height, left : left + width]
-        if crop.shape[2:] != size:
-            crop = F.interpolate(crop, size, mode="bilinear", antialias=True)
-        if flipped[i]:  # numpy reads backwards, torch would make a copy first
-            out.numpy()[:, i] = crop[0].numpy()[..., ::-1]
-        else:
-            out[:, i] = crop[0]
-    return out
+        if crop.shape[2:] != (size, size):
+            crop = F.interpolate(crop, (size, size), mode="bilinear", antialias=True)
+        yield crop[0]
 
 
 def _resize_by_matrices(x: Tensor, boxes: np.ndarray, size: int, flipped: np.ndarray) -> Tensor:
@@ -240,11 +282,15 @@ def adjust_brightness(x: Tensor, factor: Tensor, work: Tensor) -> None:
 
 def adjust_contrast(x: Tensor, factor: Tensor, work: Tensor) -> None:
     """factor * x + (1 - factor) * the mean grey of the image, cut to the range."""
-    # two steps: the bits of a one-step mean could depend on the number of threads
-    red, green, blue = x.mean(3).mean(2)
+    red, green, blue = _means(x)
     mean = (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[:, None, None]
     f = factor[:, None, None]
     x.mul_(f).add_(mean * (1 - f)).clamp_(0, 255)
+
+
+def _means(x: Tensor) -> Tensor:
+    """The mean of each plane: (3, n, h, w) -> (3, n)."""
+    return x.mean(3).mean(2)  # two steps: the bits of a one-step mean could depend on the number of threads
 
 
 def adjust_saturation(x: Tensor, factor: Tensor, work: Tensor) -> None:
