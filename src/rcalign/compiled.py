@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numba
+from numba import types
 from numba.extending import intrinsic
 
 # sums may be taken in any order, and a product and a sum rounded once: what makes loops over numbers quick. Numbers
@@ -42,22 +43,18 @@ def compiled(relaxed: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Any]
     return decorate
 
 
-def _fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once, in a compiled function: one instruction of processors that have it.
+def instructions(write: Callable[..., Any]) -> Any:
+    """Decorates a function that writes instructions of LLVM, to become one of three float32 numbers with a float32, for
+    use in compiled functions."""
 
-    >>> import numpy as np
-    >>> @compiled()
-    ... def once(a, b, c):
-    ...     return fma(a, b, c)
-    >>> tiny = np.float32(2**-12)
-    >>> bool(once(1 + tiny, 1 - tiny, np.float32(-1)) == -tiny * tiny)  # rounded twice it would be zero
-    True
-    """
+    def typed(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+        signature = types.float32(types.float32, types.float32, types.float32)
+        return signature, lambda context, builder, signature, arguments: write(builder, *arguments)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return a(a, a, a), generate
+    return intrinsic(typed)
 
 
-fma: Any = intrinsic(_fma)
+@instructions
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once: one instruction of processors that have it."""
+    return builder.fma(a, b, c)

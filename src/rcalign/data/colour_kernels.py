@@ -4,21 +4,18 @@ torch passes over memory once for each of some fifty small operations. Here a fe
 while they are in the processor's first cache.
 
 Every rounding is that of torch's kernels for AVX2 and AVX512: where torch multiplies and adds in one instruction,
-``_fma`` does too; everywhere else both are rounded, since numba contracts nothing of its own accord. That is why
+``fma`` does too; everywhere else both are rounded, since numba contracts nothing of its own accord. That is why
 constants and operations are in the order of ``augment``'s. They are written out again and not imported: the machine
 code kept on disk is renewed when this file changes, and not when another does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
-from rcalign.compiled import compiled
+from rcalign.compiled import compiled, fma, instructions
 
 CODES = {"brightness": 0, "contrast": 1, "saturation": 2, "hue": 3}
 CHUNK = 2048  # pixels: three planes of float32 take 24 KiB, which the first cache of most processors holds
@@ -36,23 +33,7 @@ _Number = Any  # np.float32
 # --- operations on numbers ---------------------------------------------------------------------------------------
 
 
-def _instructions(write: Callable[..., Any]) -> Any:
-    """Decorates a function that writes instructions of LLVM, to become one of three float32 numbers with a float32."""
-
-    def typed(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-        signature = types.float32(types.float32, types.float32, types.float32)
-        return signature, lambda context, builder, signature, arguments: write(builder, *arguments)
-
-    return intrinsic(typed)
-
-
-@_instructions
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once."""
-    return builder.fma(a, b, c)
-
-
-@_instructions
+@instructions
 def _clamp(builder: Any, value: Any, low: Any, high: Any) -> Any:
     """``value`` cut to the range. Two selections become one instruction each, two branches become four."""
     value = builder.select(builder.fcmp_ordered("<", value, low), low, value)
@@ -61,15 +42,15 @@ def _clamp(builder: Any, value: Any, low: Any, high: Any) -> Any:
 
 @compiled()
 def _luma(red: _Number, green: _Number, blue: _Number) -> _Number:
-    return _fma(blue, _BLUE, _fma(green, _GREEN, red * _RED))
+    return fma(blue, _BLUE, fma(green, _GREEN, red * _RED))
 
 
 @compiled()
 def _lerp(start: _Number, end: _Number, weight: _Number) -> _Number:
     """As torch does it: from the nearer end."""
     if abs(weight) < _HALF:
-        return _fma(weight, end - start, start)
-    return _fma(weight - _ONE, end - start, end)
+        return fma(weight, end - start, start)
+    return fma(weight - _ONE, end - start, end)
 
 
 @compiled()
@@ -120,12 +101,12 @@ def _hue(r: _Array, g: _Array, b: _Array, factor: _Number) -> None:
         least = middle if middle < low else low
         chroma = value - least
         hue = (middle - low) / (chroma + _TINY)
-        hue = _fma(second, first * _TWELVE - _TWO, hue)
-        hue = abs(_fma(first, -_SIX, hue)) + turn
-        hue = _fma(np.floor(hue * _SIXTH), -_SIX, hue)
-        r[k] = _fma(chroma, _ramp(hue - _THREE), least)
-        g[k] = _fma(-chroma, _ramp(hue - _TWO), value)
-        b[k] = _fma(-chroma, _ramp(hue - _FOUR), value)
+        hue = fma(second, first * _TWELVE - _TWO, hue)
+        hue = abs(fma(first, -_SIX, hue)) + turn
+        hue = fma(np.floor(hue * _SIXTH), -_SIX, hue)
+        r[k] = fma(chroma, _ramp(hue - _THREE), least)
+        g[k] = fma(-chroma, _ramp(hue - _TWO), value)
+        b[k] = fma(-chroma, _ramp(hue - _FOUR), value)
 
 
 @compiled()
