@@ -364,3 +364,16 @@ def test_adapted_priors_help_where_only_the_frequencies_changed(rcalign: Run, tm
     assert "estimated class shares: 0 " in err
     assert float(err.partition("shares: 0 ")[2].split()[0]) == pytest.approx(90, abs=6)
     assert accuracy["adapted"] > accuracy["plain"] + 0.02
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "suggested"),
+    [("train", "--hparam", None), ("train", "--test-domains", "--test-domain"), ("sweep", "--dryrun", "--dry-run")],
+)
+def test_an_option_is_suggested_only_when_it_is_near(
+    rcalign: Run, command: str, given: str, suggested: str | None
+) -> None:
+    code, _, error = rcalign(command, "nothing", given, "x")
+    assert code == 2 and given in error
+    named = set(re.findall(r"--[\w-]+", error)) - {given, "--help"}
+    assert named == ({suggested} if suggested else set())

@@ -30,6 +30,17 @@ class DivergedError(RuntimeError):
     """Training produced a loss that is not a number. The command line treats it like an InputError."""
 
 
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like the given one, whatever the case; None if none is near.
+
+    >>> nearest("emr", ["ERM", "RC-Align"]), nearest("berlin", ["windows", "apple"])
+    ('ERM', None)
+    """
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=NEAR)
+    return by_lower[near[0]] if near else None
+
+
 def unknown(kind: str, given: str, known: Iterable[str], hint: str = "") -> InputError:
     """The error for a name that does not exist, with the nearest name that does, if one is near.
 
@@ -39,8 +50,7 @@ def unknown(kind: str, given: str, known: Iterable[str], hint: str = "") -> Inpu
     "unknown domain 'berlin': Known: apple, windows."
     """
     known = sorted(known)
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=NEAR)
-    guess = f" did you mean '{by_lower[near[0]]}'?" if near else ""
+    near = nearest(given, known)
+    guess = f" did you mean '{near}'?" if near else ""
     listed = f" Known: {', '.join(known) or 'none'}." if len(known) <= 60 else ""  # nobody reads a longer list
     return InputError(f"unknown {kind} '{given}':{guess}{listed}{' ' + hint if hint else ''}")

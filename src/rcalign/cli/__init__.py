@@ -31,7 +31,7 @@ from rcalign.cli import (
     sweep,
     train,
 )
-from rcalign.cli.shared import flag, stop
+from rcalign.cli.shared import CommandParser, flag, stop
 from rcalign.errors import DivergedError, InputError, in_words_of
 
 app = typer.Typer(
@@ -55,7 +55,7 @@ for _command in (
     push.push,
     doctor.doctor,
 ):
-    app.command()(_command)
+    app.command(cls=CommandParser)(_command)
 app.add_typer(data.app, name="data")
 
 

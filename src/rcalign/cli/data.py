@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rcalign.cli.shared import AsJson, Data, Imports, flag, show, stop
+from rcalign.cli.shared import AsJson, CommandParser, Data, Imports, flag, show, stop
 from rcalign.errors import in_words_of
 
 app = typer.Typer(no_args_is_help=True, help="Look at data sets, and get the published ones.")
@@ -26,7 +26,7 @@ RootOption = Annotated[
 Name = Annotated[str, typer.Argument(help="A benchmark: see 'rcalign data list'.", show_default=False)]
 
 
-@app.command("info")
+@app.command("info", cls=CommandParser)
 def data_info(data: Data, imports: Imports = None, as_json: AsJson = False) -> None:
     """Samples per domain and class, what was dropped and why."""
     from rcalign.data import loading, source
@@ -81,7 +81,7 @@ def _as_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {n:,}" for name, n in counts.items() if n) or "none"
 
 
-@app.command("list")
+@app.command("list", cls=CommandParser)
 def data_list(root: RootOption = None, as_json: AsJson = False) -> None:
     """The published benchmarks, and which of them are here."""
     from rcalign.data.benchmarks import actions
@@ -97,7 +97,7 @@ def data_list(root: RootOption = None, as_json: AsJson = False) -> None:
     print("Get one: rcalign data fetch NAME. Have it: rcalign data prepare NAME --from PATH.")
 
 
-@app.command("prepare")
+@app.command("prepare", cls=CommandParser)
 def data_prepare(
     name: Name,
     from_: Annotated[
@@ -131,7 +131,7 @@ def data_prepare(
     _show_prepared(done)
 
 
-@app.command("fetch")
+@app.command("fetch", cls=CommandParser)
 def data_fetch(
     name: Name,
     root: RootOption = None,
@@ -150,7 +150,7 @@ def data_fetch(
     _show_prepared(done)
 
 
-@app.command("verify")
+@app.command("verify", cls=CommandParser)
 def data_verify(
     name: Name,
     root: RootOption = None,
@@ -172,7 +172,7 @@ def data_verify(
         raise typer.Exit(1)
 
 
-@app.command("sample")
+@app.command("sample", cls=CommandParser)
 def data_sample(
     name: Name,
     out: Annotated[Path, typer.Option(help="The data root to write to.", show_default=False)],

@@ -11,9 +11,10 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from rcalign.cli.completion import complete_algorithm, complete_data
-from rcalign.errors import in_words_of
+from rcalign.errors import in_words_of, nearest
 from rcalign.spaces import assignments
 from rcalign.training.options import Described, described
 
@@ -41,6 +42,20 @@ Imports = Annotated[
     list[str] | None,
     typer.Option("--import", help="A module of your own to import first (repeat).", show_default=False),
 ]
+
+
+class CommandParser(TyperCommand):
+    """Reads the arguments of a command. A wrong option is answered by options of a similar name, if there are some."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "possibilities", None):  # of similar names, but the dashes that all have were counted
+                names = {option.strip("-"): option for option in error.possibilities}  # type: ignore[attr-defined]
+                near = nearest(error.option_name.strip("-"), names)  # type: ignore[attr-defined]
+                error.possibilities = [names[near]] if near else None  # type: ignore[attr-defined]
+            raise
 
 
 def takes_options(*, without: Sequence[str] = (), about: str = "") -> Callable[[Command], Command]:
