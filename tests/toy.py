@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,21 @@ def dark_and_light(root: Path, *, each: int, gap: int, width: int) -> Path:
                 pixels = rng.integers(gap * k, gap * k + width, (32, 32, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{n}.png")
     return root
+
+
+HOSPITALS = ("north", "south", "east", "west")
+
+
+def patients(file: Path, rows: int = 60, seed: int = 0) -> Path:
+    """Patients of four hospitals: one number tells, one category helps, one is noise with gaps."""
+    rng = np.random.default_rng(seed)
+    with open(file, "w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["hospital", "marker", "smoker", "noise", "ill"])
+        for k, hospital in enumerate(HOSPITALS):
+            for _ in range(rows):
+                ill = rng.random() < 0.35 + 0.1 * k
+                smoker = rng.choice(["never", "daily"], p=[0.3, 0.7] if ill else [0.7, 0.3])
+                noise = f"{rng.normal():.3f}" if rng.random() > 0.1 else ""
+                writer.writerow([hospital, f"{rng.normal(2.0 * ill + 0.3 * k):.3f}", smoker, noise, "yn"[not ill]])
+    return file

@@ -102,4 +102,4 @@ def test_the_report_says_whether_it_wins(trees: list[float], said: str) -> None:
 def test_a_tie_is_no_win() -> None:
     scores = {"A": [0.5, 0.8, 0.6], "gradient boosting": [0.6, 0.7, 0.61]}
     sentence = _boosting_sentence(scores, {"A"}, choose_method(scores))
-    assert sentence is not None and "are tied by the mean (+0.3 points)" in sentence
+    assert sentence is not None and "are tied by the mean over the domains left out (+0.3 points)" in sentence

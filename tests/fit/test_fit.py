@@ -22,23 +22,8 @@ from rcalign.fit.portfolio import PORTFOLIO, portfolio, recommended
 from rcalign.fit.search import SAFETY, Search
 from rcalign.fit.timing import Clock, seconds_of
 from rcalign.store.run_folder import Record
-
-HOSPITALS = ("north", "south", "east", "west")
-
-
-def table(file: Path, rows: int = 60, seed: int = 0) -> Path:
-    """Patients of four hospitals: one number tells, one category helps, one is noise with gaps."""
-    rng = np.random.default_rng(seed)
-    with open(file, "w", newline="") as opened:
-        writer = csv.writer(opened)
-        writer.writerow(["hospital", "marker", "smoker", "noise", "ill"])
-        for k, hospital in enumerate(HOSPITALS):
-            for _ in range(rows):
-                ill = rng.random() < 0.35 + 0.1 * k
-                smoker = rng.choice(["never", "daily"], p=[0.3, 0.7] if ill else [0.7, 0.3])
-                noise = f"{rng.normal():.3f}" if rng.random() > 0.1 else ""
-                writer.writerow([hospital, f"{rng.normal(2.0 * ill + 0.3 * k):.3f}", smoker, noise, "yn"[not ill]])
-    return file
+from toy import HOSPITALS
+from toy import patients as table
 
 
 @pytest.fixture(scope="module")

@@ -130,8 +130,6 @@ def fit(
         show(table)
     if result["expectation"] is not None:
         print(result["expectation"]["sentence"])
-    if result["sample"] is not None:
-        print(result["sample"]["sentence"])
     if result["final_training"] is not None and result["final_training"]["sentence"]:
         print(result["final_training"]["sentence"])
     print(f"Page: {result['report']}\nModel card: {result['card']}\nModel: {result['model']}\nUse it:")

@@ -25,7 +25,8 @@ from scipy.stats import t as student_t
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import next_value_interval
 
-RULES = ("mean", "worst")
+RULE_WORDS = {"mean": "mean over the domains left out", "worst": "worst of the domains left out"}
+RULES = tuple(RULE_WORDS)
 FEW = 5  # domains below which the interval mostly says how little is known
 TIE = 0.5  # of the standard error of the difference: methods closer than that are tied
 
@@ -43,9 +44,10 @@ class ChosenMethod:
 
 @dataclass(frozen=True)
 class Expectation:
-    """expected: accuracy on the next domain. interval: where it lies with probability ``level``. worst: lowest seen.
+    """expected: accuracy on the next domain. interval: where it lies with probability ``level``.
 
-    optimism: how much the chosen method's own mean was too good. nested: domain -> T_k. sentence: all of it in words.
+    nested: domain -> T_k, of which worst is the lowest. optimism: how much the chosen method's own mean was too good.
+    sentence: all of it in words.
     """
 
     expected: float
@@ -86,7 +88,9 @@ def choose_method(
     if len(tied) > 1:
         others = ", ".join(name for name in tied if name != chosen)
         how = "half the standard error of the difference" if rule == "mean" else "one point"
-        reason = f"{chosen} and {others} are tied (within {how}); {chosen} is the cheapest of them"
+        as_cheap = sum(prices.get(name, 0.0) == prices.get(chosen, 0.0) for name in tied) > 1
+        which = "no other of them is cheaper" if as_cheap else f"{chosen} is the cheapest of them"
+        reason = f"{chosen} and {others} are tied (within {how}); {which}"
     return ChosenMethod(chosen, rule, value[chosen], tied, reason)
 
 
@@ -132,16 +136,16 @@ def expect(
     if rows is not None and count > 1:
         spread = _counting_spread(expected, rows, count, level)
         low, high = max(0.0, min(low, expected - spread)), min(1.0, max(high, expected + spread))
-    worst = int(own.argmin())
+    worst = int(np.argmin(nested))
     return Expectation(
         expected=expected,
         interval=(low, high),
         level=level,
-        worst=float(own.min()),
+        worst=nested[worst],
         worst_domain=domains[worst],
         optimism=float(own.mean()) - expected,
         nested=dict(zip(domains, nested, strict=True)),
-        sentence=_sentence(expected, low, high, level, count, float(own.min()), domains[worst]),
+        sentence=_sentence(expected, low, high, level, count, nested[worst], domains[worst]),
     )
 
 

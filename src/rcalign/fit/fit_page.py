@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from rcalign.fit.expectation import RULE_WORDS
 from rcalign.sweeps.progress import duration
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def render_page(fitted: Fitted) -> str:
         abstention_chart=_abstention_chart(fitted.abstention),
         spent=duration(fitted.seconds),
         budget="none" if math.isinf(fitted.budget) else duration(fitted.budget),
-        best=max((row["mean"] for row in fitted.table), default=0.0),
+        rule_words="" if fitted.choice is None else RULE_WORDS[fitted.choice.rule],
     )
 
 

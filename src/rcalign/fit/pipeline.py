@@ -24,7 +24,7 @@ from rcalign.exports.card import model_card
 from rcalign.files import write_whole
 from rcalign.fit.conformal import PredictionSets, abstention, learn_sets
 from rcalign.fit.data_overview import DataOverview, summarise_data
-from rcalign.fit.expectation import RULES, ChosenMethod, Expectation, choose_method, expect
+from rcalign.fit.expectation import RULE_WORDS, RULES, ChosenMethod, Expectation, choose_method, expect
 from rcalign.fit.final import FinalTraining, calibrate, length, temperature_of, train_default, train_final, train_trees
 from rcalign.fit.fit_page import render_page
 from rcalign.fit.folds import EVALUATIONS, Fold, keep_left_out, left_out
@@ -239,8 +239,7 @@ def _finish(fit: PreparedFit, rounds: Sequence[Round], scores: Mapping[str, list
     dataset, clock, say, rule = fit.dataset, fit.clock, fit.say, search.rule
     by_name = {c.name: (c, done) for done in rounds for c in done.candidates}
     choice, expected = judge_methods(dataset, rounds, scores, rule)
-    say(f"Chosen by the {rule} over left-out domains: {choice.reason}.")
-    say(expected.sentence)
+    say(f"Chosen by the {RULE_WORDS[rule]}: {choice.reason}.")
     candidate, done = by_name[choice.method]
     folds = [done.folds[candidate.name, d] for d in dataset.domains]
     logits, y = _left_out(folds)
@@ -255,8 +254,6 @@ def _finish(fit: PreparedFit, rounds: Sequence[Round], scores: Mapping[str, list
         final = train_trees(dataset, fit.data, model, **training)
     else:
         final = train_final(dataset, fit.data, candidate, found, model, **training)
-    if final.sentence:
-        say(f"{final.sentence} {LESS}")
     calibrate(model, temperature, sum(map(len, y.values())), errors)
     keep_left_out(folds, model)
     write_json(model / SETS_FILE, sets.to_json())
@@ -272,7 +269,7 @@ def _finish(fit: PreparedFit, rounds: Sequence[Round], scores: Mapping[str, list
         reason=choice.reason,
         choice=choice,
         expectation=expected,
-        table=_table(rounds, dataset.domains, scores),
+        table=_table(rounds, dataset.domains, scores, rule),
         boosting=boosting,
         temperature=temperature,
         calibration=errors,
@@ -314,8 +311,6 @@ def _default_only(fit: PreparedFit, steps: int | None, omitted: str | None = Non
     )
     result = RunFolder(model).result()
     assert result is not None
-    if final.sentence:
-        say(final.sentence)
     fitted = Fitted(
         data=fit.data,
         folder=fit.out,
@@ -386,11 +381,12 @@ def _set_sizes(sets: PredictionSets, probabilities: Mapping[str, np.ndarray]) ->
     }
 
 
-def _table(rounds: Sequence[Round], domains: Sequence[str], choices: Container[str]) -> list[dict[str, Any]]:
-    """One row for each method, from the last round it was in, the best first.
+def _table(rounds: Sequence[Round], domains: Sequence[str], choices: Container[str], rule: str) -> list[dict[str, Any]]:
+    """One row for each method, from the last round it was in, the best by the rule first.
 
     choices: the methods that were chosen from; others are behind them.
     """
+    other = next(name for name in RULES if name != rule)
     rows: dict[str, dict[str, Any]] = {}
     for done in rounds:
         for candidate in done.candidates:
@@ -409,7 +405,7 @@ def _table(rounds: Sequence[Round], domains: Sequence[str], choices: Container[s
                 "balanced": float(np.mean([results[name].balanced for name in domains])),
                 "seconds": float(np.mean([results[name].seconds for name in domains])),
             }
-    return sorted(rows.values(), key=lambda row: (-row["last"], -row["mean"]))
+    return sorted(rows.values(), key=lambda row: (-row["last"], -row[rule], -row[other]))
 
 
 def _boosting_sentence(scores: Mapping[str, Sequence[float]], networks: set[str], choice: ChosenMethod) -> str | None:
@@ -424,9 +420,9 @@ def _boosting_sentence(scores: Mapping[str, Sequence[float]], networks: set[str]
     ahead = 100 * (found[trees[0]] - found[best])
     what = "Gradient boosting (scikit-learn's HistGradientBoosting, its own settings)"
     if trees[0] in choice.tied and best in choice.tied:
-        return f"{what} and {best}, the best network, are tied by the {choice.rule} ({ahead:+.1f} points)."
+        return f"{what} and {best}, the best network, are tied by the {RULE_WORDS[choice.rule]} ({ahead:+.1f} points)."
     wins = f"wins: {ahead:.1f} points above" if ahead > 0 else f"does not win: {-ahead:.1f} points below"
-    return f"{what} {wins} {best}, the best network, by the {choice.rule}."
+    return f"{what} {wins} {best}, the best network, by the {RULE_WORDS[choice.rule]}."
 
 
 def _commands(model: Path, dataset: Dataset) -> list[tuple[str, str]]:
@@ -468,6 +464,7 @@ def fit_summary(fitted: Fitted) -> dict[str, Any]:
         "report": str(fitted.folder / "report.html"),
         "card": str(fitted.folder / "model-card.md"),
         "method": candidate_json(fitted.candidate),
+        "rule": None if fitted.choice is None else fitted.choice.rule,
         "reason": fitted.reason,
         "look": dataclasses.asdict(fitted.look),
         "expectation": None if fitted.expectation is None else dataclasses.asdict(fitted.expectation),
