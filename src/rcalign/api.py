@@ -688,6 +688,8 @@ def export(
     done = exports.export_model(model, format, file, exports.some_inputs(model))
     card = exports.card_file(file)
     members = [read_config(member) for member in member_folders(run)]
-    text = exports.model_card(model.config, RunFolder(run).result(), done, findings, members=members)
+    text = exports.model_card(
+        model.config, RunFolder(run).result(), done, findings, members=members, fit_findings=exports.kept_findings(run)
+    )
     write_whole(card, text.encode(errors="backslashreplace"))
     return {**dataclasses.asdict(done), "file": str(file), "card": str(card), "notes": model.notes}

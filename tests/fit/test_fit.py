@@ -97,7 +97,10 @@ def test_the_page_is_small_whole_and_says_it(fitted: tuple[Path, dict[str, Any]]
     for name in (*HOSPITALS, result["method"]["name"], "--coverage 0.8"):
         assert name in page
     card = (folder / "out" / "model-card.md").read_text()
-    assert "domains left out" in card and "What to expect" in card
+    assert "domains left out" in card and result["expectation"]["sentence"] in card
+    assert "say nothing about a new domain" not in card and "tested on rows held out" not in card
+    exported = Path(api.export(result["model"], "safetensors", out=folder / "m.safetensors")["card"]).read_text()
+    assert result["expectation"]["sentence"] in exported, "whoever gets the file is told as much"
 
 
 @pytest.mark.slow

@@ -24,8 +24,9 @@ Command = Callable[..., None]
 Data = Annotated[
     str,
     typer.Argument(
-        help="A folder domain/class/image, a CSV manifest (path,label,domain[,split][,group]), an .npz "
-        "(x,y,domain[,split][,group]), or a name: emoji, emoji-mlt, PACS ... (see 'rcalign data list').",
+        help="A folder domain/class/image, a CSV manifest (path,label,domain[,split][,group]), a table "
+        "(.csv, .parquet), an .npz (x,y,domain[,split][,group]), or a name: emoji, emoji-mlt, PACS ... (see 'rcalign "
+        "data list').",
         show_default=False,
         autocompletion=complete_data,
     ),

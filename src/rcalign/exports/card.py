@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rcalign import registry
+from rcalign.errors import InputError
 from rcalign.evaluation.metric_table import Metric, domain_values, measured_metrics
 from rcalign.exports.formats import Exported
 from rcalign.models import boosted_trees
 from rcalign.models.backbones import DEFAULT_IMAGE_BACKBONE
+from rcalign.store.json_files import write_json
+from rcalign.store.names import short_data_name
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig
 
+FINDINGS_FILE = "findings.json"  # in the folder of a model of ``fit``
 FEW = 20  # training samples of a (domain, class) pair from which on it is not called rare
 MOST = 12  # lines of a list before it is cut
 
@@ -34,10 +39,12 @@ def model_card(
     findings: Sequence[tuple[str, str]] = (),
     address: str | None = None,
     members: Sequence[RunConfig] = (),
+    fit_findings: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The card of a run. result: None for a run that is not finished. findings: (title, text) of a diagnosis.
 
-    address: where the model is published. members: those of an ensemble.
+    address: where the model is published. members: those of an ensemble. fit_findings: (title, text) of what ``fit``
+    found when it made the model.
     """
     kind = "images" if config.image_size is not None else "arrays"
     if members:
@@ -49,7 +56,7 @@ def model_card(
         title = config.algorithm
         method = f"{entry.summary} ({entry.paper}). Network: {_network(config)}"
     parts = [
-        f"# {title} on {_text(config.data)}",
+        f"# {title} on {_text(short_data_name(config.data))}",
         f"A classifier of {config.spec.num_classes} classes, trained on {config.spec.num_domains} domains, to be used "
         f"on further ones. Method: {method}"
         + (f", images of {config.image_size} x {config.image_size}." if kind == "images" else "."),
@@ -62,11 +69,13 @@ def model_card(
         parts += [
             f"In Python: `rcalign.predict({address!r}, [...])`, or the network itself: `rcalign.load({address!r})`."
         ]
-    parts += ["## Data", *_data(config)]
+    if fit_findings:
+        parts += ["## What fit found", _listed(fit_findings)]
+    parts += ["## Data", *_data(config, result)]
     parts += ["## Results", *_results(config, result)]
     parts += ["## Calibration", *_calibration(result)]
     if findings:
-        parts += ["## Diagnosis", "\n".join(f"- **{_text(title)}** {_text(text)}" for title, text in findings)]
+        parts += ["## Diagnosis", _listed(findings)]
     parts += ["## Limits", "\n".join(f"- {line}" for line in _limits(config, result))]
     parts.append("## How it was trained")
     for k, member in enumerate(members):
@@ -74,6 +83,26 @@ def model_card(
     if not members:
         parts += _training(config, result)
     return "\n\n".join(parts) + "\n"
+
+
+def keep_findings(run: str | Path, findings: Sequence[tuple[str, str]]) -> None:
+    """Writes what ``fit`` found into the folder of its model, so that every card of it can say so."""
+    write_json(Path(run) / FINDINGS_FILE, [list(finding) for finding in findings])
+
+
+def kept_findings(run: str | Path) -> list[tuple[str, str]]:
+    """What ``fit`` found when it made a model; empty for a model that it did not make."""
+    file = Path(run) / FINDINGS_FILE
+    if not file.is_file():
+        return []
+    try:
+        return [(str(title), str(text)) for title, text in json.loads(file.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError):
+        raise InputError(f"'{file}' is not a list of pairs of a title and a text: remove it.") from None
+
+
+def _listed(findings: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"- **{_text(title)}** {_text(text)}" for title, text in findings)
 
 
 def _entry(config: RunConfig) -> registry.Description:
@@ -98,14 +127,13 @@ def _use(exported: Exported) -> list[str]:
     return ["\n".join(lines)]
 
 
-def _data(config: RunConfig) -> list[str]:
+def _data(config: RunConfig, result: RunResult | None) -> list[str]:
     spec = config.spec
-    held = ", ".join(map(_text, config.test_domains))
-    protocol = (
-        f"Held out, never trained on: {held}."
-        if config.test_domains
-        else "All domains trained; each was tested on rows held out."
-    )
+    protocol = "All domains trained."
+    if config.test_domains:
+        protocol = f"Held out, never trained on: {', '.join(map(_text, config.test_domains))}."
+    elif result is not None and result.accuracy:
+        protocol = "All domains trained; each was tested on rows held out."
     head = ["class", *spec.domains, "all"]
     rows = [
         [name, *(row[c] for row in spec.counts), sum(row[c] for row in spec.counts)]
@@ -167,9 +195,14 @@ def _limits(config: RunConfig, result: RunResult | None) -> list[str]:
             "training run. The next domain may be easier or harder; `rcalign evaluate DATA --leave-one-out` says how "
             "much that varies."
         )
-    else:
-        lines.append("Every domain was trained on: the figures say nothing about a new domain.")
     calibration = (result.calibration if result is not None else None) or {}
+    if not config.test_domains and calibration.get("from_left_out"):
+        lines.append(
+            "Every domain was trained on. What is said of a new domain comes from models of the same method that left "
+            "out one domain each, and holds if the new domain is drawn like these."
+        )
+    elif not config.test_domains:
+        lines.append("Every domain was trained on: the figures say nothing about a new domain.")
     test = calibration.get("ece", {}).get("test")
     if test is not None and calibration.get("from_left_out"):
         lines.append(f"On domains left out, {_percent(test['after'])} % calibration error remain.")
@@ -197,13 +230,15 @@ def _limits(config: RunConfig, result: RunResult | None) -> list[str]:
 
 
 def _training(config: RunConfig, result: RunResult | None) -> list[str]:
+    trees = config.algorithm == boosted_trees.ABOUT.name
+    length = config.steps if result is None else f"{result.steps} ({result.seconds:.0f} s on {config.device})"
     facts = {
         "algorithm": config.algorithm,
-        "protocol": f"{config.protocol}, preset {config.preset}",
-        "steps": config.steps if result is None else f"{result.steps} ({result.seconds:.0f} s on {config.device})",
+        "protocol": config.protocol if trees else f"{config.protocol}, preset {config.preset}",
+        "rounds of trees" if trees else "steps": length,
         "seed": config.seed,
     }
-    if config.algorithm != boosted_trees.ABOUT.name:
+    if not trees:
         facts |= {
             "weights before training": f"{config.weights or 'pretrained'} ({config.weights_fingerprint})",
             "backbone": "frozen" if config.freeze_backbone else "trained",

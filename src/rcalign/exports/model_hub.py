@@ -16,7 +16,7 @@ from typing import Any
 
 from rcalign import __version__
 from rcalign.errors import InputError
-from rcalign.exports.card import model_card
+from rcalign.exports.card import FINDINGS_FILE, kept_findings, model_card
 from rcalign.store.names import short_data_name
 from rcalign.store.results import RunResult
 from rcalign.store.run_folder import RunConfig, RunFolder, read_config
@@ -27,7 +27,7 @@ INSTALL = "pip install 'rcalign[hub]'"
 BACKBONE = "backbone.safetensors"  # the weights of a frozen network that came from a file
 SETS = "prediction-sets.json"  # of a model that 'fit' made
 MODEL = ("config.json", "result.json", "best.safetensors", BACKBONE)  # of a run, and of every member of an ensemble
-FILES = (*MODEL, SETS, "README.md", *(f"{MEMBERS}/*/{file}" for file in MODEL))
+FILES = (*MODEL, SETS, FINDINGS_FILE, "README.md", *(f"{MEMBERS}/*/{file}" for file in MODEL))
 LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
 
 
@@ -132,7 +132,9 @@ def published_files(run: str | Path, name: str) -> dict[str, bytes | Path]:
         "pipeline_tag": "image-classification" if config.image_size is not None else "tabular-classification",
     }
     head = "".join(f"{key}: {json.dumps(value)}\n" for key, value in about.items())
-    card = f"---\n{head}---\n\n{model_card(public, result, address=PREFIX + name, members=inside)}"
+    found = kept_findings(run)
+    text = model_card(public, result, address=PREFIX + name, members=inside, fit_findings=found)
+    card = f"---\n{head}---\n\n{text}"
     files: dict[str, bytes | Path] = {
         "README.md": card.encode(errors="backslashreplace"),
         **_model_files(folder, config, public, result),
@@ -141,8 +143,9 @@ def published_files(run: str | Path, name: str) -> dict[str, bytes | Path]:
         at = RunFolder(member)
         copied = _model_files(at, read_config(member), own, at.result())
         files |= {f"{MEMBERS}/{k}/{file}": content for file, content in copied.items()}
-    if (folder.path / SETS).is_file():
-        files[SETS] = folder.path / SETS
+    for kept in (SETS, FINDINGS_FILE):
+        if (folder.path / kept).is_file():
+            files[kept] = folder.path / kept
     return files
 
 

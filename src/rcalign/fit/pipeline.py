@@ -20,7 +20,7 @@ from rcalign.data.source import Arrays, Dataset, sample_of, with_sample, without
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import softmax
-from rcalign.exports.card import model_card
+from rcalign.exports.card import keep_findings, model_card
 from rcalign.files import write_whole
 from rcalign.fit.conformal import PredictionSets, abstention, learn_sets
 from rcalign.fit.data_overview import DataOverview, summarise_data
@@ -444,10 +444,14 @@ def _commands(model: Path, dataset: Dataset) -> list[tuple[str, str]]:
 def _write(fitted: Fitted) -> None:
     config = read_config(fitted.model)
     result = RunFolder(fitted.model).result()
-    findings = [("What to expect", fitted.expectation.sentence)] if fitted.expectation else []
-    findings += [("Data", sentence) for sentence in fitted.look.sentences]
-    findings += [("Choice", fitted.reason)]
-    write_whole(fitted.folder / "model-card.md", model_card(config, result, None, findings).encode())
+    findings = [("What to expect.", fitted.expectation.sentence)] if fitted.expectation else []
+    findings += [("Data.", sentence) for sentence in fitted.look.sentences]
+    findings += [("Choice.", f"{fitted.reason[:1].upper()}{fitted.reason[1:]}.")]
+    findings += [("Budget.", sentence) for sentence in (fitted.shortened, *fitted.omitted) if sentence]
+    if fitted.sample is not None:
+        findings += [("Rows.", fitted.sample.sentence)]
+    keep_findings(fitted.model, findings)
+    write_whole(fitted.folder / "model-card.md", model_card(config, result, fit_findings=findings).encode())
     write_whole(fitted.folder / "report.html", render_page(fitted).encode())
     write_json(fitted.folder / "fit.json", fit_summary(fitted))
 
