@@ -188,6 +188,53 @@ def test_steps_and_candidates_follow_the_budget(tmp_path: Path) -> None:
         assert not chosen or search.round_seconds(chosen, steps) <= budget
     assert planned == sorted(planned), "more time, more methods or more steps"
     assert planned[-1][0] == len(candidates)
+    few = Search(data, "", tmp_path, Clock(60), seconds_per_step=0.02, overhead=0.5)
+    assert few._first_round(candidates, 5, 60.0)[0] <= 5, "no round has more steps than were asked for"
+
+
+def test_a_round_of_more_steps_than_are_asked_for_now_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    trained: list[int] = []
+
+    def fold_at_once(data: object, fold: Fold) -> Outcome:
+        trained.append(fold.steps)
+        return Outcome("finished", accuracy=0.5)
+
+    monkeypatch.setattr("rcalign.fit.search.run_fold", fold_at_once)
+    for steps in (60, 20, 20):
+        search = Search(data, "", tmp_path, Clock(3600), seconds_per_step=0.001, overhead=0.1)
+        assert search.run(PORTFOLIO, steps)[-1].steps == trained[-1] == steps
+
+
+def test_the_first_training_of_a_process_does_not_count_as_a_slow_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imports take ten seconds, a fold after them one: a plan by the first fold would have room for a tenth of them."""
+    now, imported = [0.0], [False]
+
+    def fold_of_known_cost(data: object, fold: Fold, callbacks: Any = ()) -> Outcome:
+        now[0] += 1.0 if imported[0] else 11.0
+        imported[0] = True
+        for callback in callbacks:
+            callback.on_start(None)
+            callback.on_step(fold.steps, {})
+        return Outcome("finished", seconds=1.0)
+
+    monkeypatch.setattr("rcalign.fit.search.run_fold", fold_of_known_cost)
+    for clock in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, clock, lambda: now[0])
+    data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    search = Search(data, "", tmp_path, Clock(600))
+    assert search.probe(PORTFOLIO[0])
+    assert search.overhead == pytest.approx(1.0, abs=0.1) and search.warm_up == pytest.approx(10.0)
+    again = Search(data, "", tmp_path, Clock(600))  # the same command after a stop: a process that has imported nothing
+    assert again.probe(PORTFOLIO[0]) and again.available == pytest.approx(600 - 10.0)
+    again.learn_from(Fold(PORTFOLIO[0], "north", 1, ""), 11.0)
+    assert again.slowness == pytest.approx(1.0, abs=0.1) and again.available == pytest.approx(600)
+    again.learn_from(Fold(PORTFOLIO[0], "south", 1, ""), 11.0)
+    assert again.slowness > 3.0, "what is slow after that is the machine"
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ from rcalign.sweeps.progress import duration
 PROBE_STEPS = 18
 PROBE_EVALUATIONS = 3
 PROBE_SHARE = 0.25  # of what is left of the budget, at most
-FEWEST_STEPS = 40  # of a round: fewer say nothing
+AGAIN_SHARE = 0.1  # of what is left: a first measurement that took less is repeated
+FEWEST_STEPS = 40  # of a round, unless fewer are asked for: fewer say nothing
 SAFETY = 1.25  # how much longer than measured a fold may take
 DEAR = 1.2  # the cost of a step of a dear method, in those of plain training
 RAY_START = 10.0  # seconds until Ray and its workers are there, at least
@@ -76,6 +77,8 @@ class Search:
     omitted: list[str] = field(default_factory=list)  # what the budget had no room for, in sentences
     seconds_per_step: float = 0.0
     overhead: float = 0.0
+    warm_up: float = 0.0  # seconds by which the first fold of a process takes longer
+    cold: int = 0  # processes that have trained no fold yet
     start_seconds: float = RAY_START
     reserve: float = 0.0  # seconds that are kept for what follows the comparison, if the final model takes fewer
     boosting_seconds: float = 0.0  # of the longest fold of gradient boosting so far
@@ -89,15 +92,30 @@ class Search:
     # --- costs ---------------------------------------------------------------------------------------------------
 
     def probe(self, candidate: Candidate) -> bool:
-        """Measures what a step and a fold take, once, with as many threads as a fold will have.
+        """Measures what a step and a fold take, with as many threads as a fold will have.
 
+        The first training in a process takes longer than the others, since much is imported with it. So a second one is
+        measured, unless the first took a good part of the time.
         False if that alone takes more than its share of the time: then there is none to compare methods in.
         """
         if self.recall_costs(candidate):
             return True
         limit = (1 - PROBE_SHARE) * self.clock.left
+        cold = self._probe_once(candidate, limit, "cold")
+        if cold is None:
+            return False
+        found = cold
+        if cold < AGAIN_SHARE * self.clock.left:
+            found = self._probe_once(candidate, limit, "warm") or cold
+        self.warm_up = max(0.0, cold - found)
+        self.cold = self.workers if self.workers > 1 else 0  # this process is warm by now
+        self.keep_costs(candidate)
+        return True
+
+    def _probe_once(self, candidate: Candidate, limit: float, name: str) -> float | None:
+        """Trains a short fold for what its steps and the rest take. -> its seconds; None if time was up before."""
         times = StepTimes()
-        folder = self.out / "folds" / f".probe-{candidate.frozen}"
+        folder = self.out / "folds" / f".probe-{candidate.frozen}-{name}"
         fold = Fold(candidate, self.domains[0], PROBE_STEPS, str(folder), self.seed, self.settings, PROBE_EVALUATIONS)
         begun = time.monotonic()
         with (
@@ -111,14 +129,13 @@ class Search:
         if outcome.end == "interrupted" or not times.steps:
             if self.clock.left >= limit or (stopped.is_set() and outcome.end == "finished"):
                 raise KeyboardInterrupt
-            return False
+            return None
         seconds = time.monotonic() - begun
         self.seconds_per_step = max(1e-4, float(np.median(times.steps)))
         evaluation = float(np.median(times.evaluations)) if times.evaluations else 0.0
         rest = seconds - times.first - sum(times.evaluations) - PROBE_STEPS * self.seconds_per_step
         self.overhead = max(0.05, rest) + EVALUATIONS * evaluation
-        self.keep_costs(candidate)
-        return True
+        return seconds
 
     def recall_costs(self, candidate: Candidate) -> bool:
         """Takes over what an earlier call measured, if there is such."""
@@ -127,11 +144,12 @@ class Search:
         if any(known.get(name) != value for name, value in self._measured_for(candidate).items()):
             return False
         self.seconds_per_step, self.overhead = known["seconds_per_step"], known["overhead"]
+        self.warm_up, self.cold = known.get("warm_up", 0.0), self.workers
         return True
 
     def keep_costs(self, candidate: Candidate) -> None:
         """Writes what was measured beside the folds."""
-        costs = {"seconds_per_step": self.seconds_per_step, "overhead": self.overhead}
+        costs = {"seconds_per_step": self.seconds_per_step, "overhead": self.overhead, "warm_up": self.warm_up}
         write_whole(self.out / "costs.json", json.dumps(self._measured_for(candidate) | costs).encode())
 
     def _measured_for(self, candidate: Candidate) -> dict[str, Any]:
@@ -148,6 +166,9 @@ class Search:
 
     def learn_from(self, fold: Fold, seconds: float) -> None:
         """Takes what a fold has taken into account for what follows."""
+        if self.cold:  # perhaps the first of its process
+            self.cold -= 1
+            seconds = max(0.0, seconds - self.warm_up)
         if not fold.candidate.network:
             self.boosting_seconds = max(self.boosting_seconds, seconds)
         elif self.seconds_per_step > 0:
@@ -180,8 +201,9 @@ class Search:
 
     @property
     def available(self) -> float:
-        """The seconds that are left for rounds and the final model, once the workers are there."""
-        return self.clock.left - self.reserve - (self.start_seconds if self.workers > 1 else 0.0)
+        """The seconds that are left for rounds and the final model, once the workers are there and warm."""
+        start = (self.start_seconds if self.workers > 1 else 0.0) + (self.warm_up if self.cold else 0.0)
+        return self.clock.left - self.reserve - start
 
     def omit(self, sentence: str) -> None:
         """Says, now and on the page, what the budget has no room for."""
@@ -193,6 +215,8 @@ class Search:
     def run(self, candidates: Sequence[Candidate], full_steps: int) -> list[Round]:
         """All rounds, the last one being what is chosen from."""
         remembered = self.remembered()
+        if remembered and remembered[0]["steps"] > full_steps:  # of a call that asked for more
+            remembered = []
         available = self.available
         steps, chosen = full_steps, list(candidates)
         if remembered:
@@ -232,13 +256,13 @@ class Search:
         self, candidates: Sequence[Candidate], full_steps: int, available: float
     ) -> tuple[int, list[Candidate]]:
         """As many candidates as fit with few steps, in their order, and the steps that half of the time allows."""
-        chosen = list(candidates)
-        while chosen and not self._fits(chosen, FEWEST_STEPS, available):
+        chosen, fewest = list(candidates), min(FEWEST_STEPS, full_steps)
+        while chosen and not self._fits(chosen, fewest, available):
             chosen.pop()
         if not chosen:
             return 0, []
         share = 1.0 if len(chosen) < 3 else 0.55
-        return max(FEWEST_STEPS, self.affordable(chosen, full_steps, share * available)), chosen
+        return max(fewest, self.affordable(chosen, full_steps, share * available)), chosen
 
     def _fits(self, candidates: Sequence[Candidate], steps: int, available: float) -> bool:
         """Whether a round, and of what follows it what was not reserved, fit into a time."""
