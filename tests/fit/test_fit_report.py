@@ -114,3 +114,12 @@ def test_a_fit_of_one_domain_says_everything_once(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("\n".join([rows[0], *(row for row in rows if row.startswith("north,"))]) + "\n")
     api.fit(tmp_path / "one.csv", label="ill", domain="hospital", budget=0, steps=5, out=tmp_path / "out")
     assert not repeated(page_text(tmp_path / "out" / "report.html"))
+
+
+def test_a_class_that_a_domain_lacks_is_said_once(tmp_path: Path) -> None:
+    lines = table(tmp_path / "all.csv").read_text().splitlines()
+    kept = [line for line in lines if not (line.startswith("north,") and line.endswith(",y"))]
+    (tmp_path / "some.csv").write_text("\n".join(kept) + "\n")
+    found = api.fit(tmp_path / "some.csv", label="ill", domain="hospital", budget=0, steps=5, out=tmp_path / "out")
+    said = [*found["look"]["sentences"], *found["notes"]]
+    assert sum("class 'y'" in sentence for sentence in said) == 1

@@ -255,12 +255,12 @@ def from_names(
         None if split is None else np.asarray(split, dtype="<U5"),
         None if group is None else np.unique(np.asarray(group), return_inverse=True)[1].astype(np.int64),
         content,
-        (*notes, *_partial_classes(classes, names, y, domain)),
+        (*notes, *partial_classes(classes, names, y, domain)),
         fingerprint,
     )
 
 
-def _partial_classes(classes: Sequence[str], domains: Sequence[str], y: np.ndarray, domain: np.ndarray) -> list[str]:
+def partial_classes(classes: Sequence[str], domains: Sequence[str], y: np.ndarray, domain: np.ndarray) -> list[str]:
     """One note for each class that some domain lacks, at most ten."""
     present = np.zeros((len(domains), len(classes)), dtype=bool)
     present[domain, y] = True

@@ -16,7 +16,7 @@ import numpy as np
 
 from rcalign import presets
 from rcalign.data.columns import Table
-from rcalign.data.source import Arrays, Dataset, sample_of, with_sample, without_sample
+from rcalign.data.source import Arrays, Dataset, partial_classes, sample_of, with_sample, without_sample
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import softmax
@@ -101,6 +101,13 @@ class PreparedFit:
     def images(self) -> bool:
         return not isinstance(self.dataset.content, Arrays)
 
+    @property
+    def notes(self) -> list[str]:
+        """The notes on the data but those on missing classes, which the overview has in words of its own."""
+        data = self.dataset
+        said = partial_classes(data.classes, data.domains, data.y, data.domain)
+        return [note for note in data.notes if note not in said]
+
 
 def run_pipeline(
     dataset: Dataset,
@@ -159,9 +166,9 @@ def run_pipeline(
     say(f"{seen.rows:,} rows, {len(seen.domains)} domain{'s'[: len(seen.domains) > 1]}, {len(seen.classes)} classes.")
     if sample is not None:
         say(sample.sentence)
-    for sentence in (*seen.sentences, *dataset.notes):
-        say(f"- {sentence}")
     fit = PreparedFit(dataset, data, out, seen, clock, seed, settings, sample, say, progress)
+    for sentence in (*seen.sentences, *fit.notes):
+        say(f"- {sentence}")
     if budget == 0 or len(dataset.domains) < 2:
         return _default_only(fit, steps)
     full = steps or presets.choose_preset(None, arrays=True, freeze_backbone=False).steps
@@ -277,7 +284,7 @@ def _finish(fit: PreparedFit, rounds: Sequence[Round], scores: Mapping[str, list
         set_sizes=_set_sizes(sets, probabilities),
         abstention=abstention(probabilities, y),
         commands=_commands(model, dataset),
-        notes=[*dataset.notes, *(f"{name} failed: {why}" for name, why in search.failed.items())],
+        notes=[*fit.notes, *(f"{name} failed: {why}" for name, why in search.failed.items())],
         length=how_long,
         budget=clock.budget,
         seconds=clock.spent,
@@ -328,7 +335,7 @@ def _default_only(fit: PreparedFit, steps: int | None, omitted: str | None = Non
         set_sizes={},
         abstention=(),
         commands=_commands(model, dataset),
-        notes=[*dataset.notes],
+        notes=fit.notes,
         length=f"{result.steps} steps, a fifth of each domain kept for validation",
         budget=clock.budget,
         seconds=clock.spent,
