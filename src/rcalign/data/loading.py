@@ -28,7 +28,12 @@ def load(data: str | os.PathLike[str], *, skip_bad: bool = False, progress: bool
     if count is not None and not os.path.exists(text) and sources.table.divided(whole)[1] is None:
         return sample_of(load(whole, skip_bad=skip_bad, progress=progress), count)
     if isinstance(data, str) and sources.is_name(text):
-        return sources.load(text, skip_bad=skip_bad, progress=progress)
+        try:
+            return sources.load(text, skip_bad=skip_bad, progress=progress)
+        except InputError as error:
+            if not os.path.isdir(text):
+                raise
+            raise InputError(f"{error} The folder of that name here is './{text}'.") from None
     if isinstance(data, str) and sources.hub.is_address(text):
         return sources.hub.load(text, skip_bad=skip_bad, progress=progress)
     file, roles = sources.table.divided(text)

@@ -183,7 +183,7 @@ def test_absent(own_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         load("PACS")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "PACS").mkdir()
-    with pytest.raises(InputError, match=r"the folder of that name here is './PACS'"):
+    with pytest.raises(InputError, match=r"The folder of that name here is './PACS'"):
         load("PACS")
     (own_root / "domain_net").mkdir()
     with pytest.raises(InputError, match=r"prepare DomainNet126 --from .*domain_net' and --keep LIST"):
@@ -209,3 +209,14 @@ def test_info_of_a_stand_in(pictures: Path, capsys: pytest.CaptureFixture[str]) 
     info = describe(load(f"PACS:root={pictures}"))
     assert info["rows"] == 56 and info["notes"] == ["a drawn stand-in for PACS, not the data set"]
     assert "is a drawn stand-in for PACS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["pacs", "hearts"])
+def test_a_folder_with_the_name_of_a_benchmark_is_pointed_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RCALIGN_DATA", str(tmp_path / "root"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=rf"The folder of that name here is './{name}'"):
+        load(name)

@@ -337,9 +337,8 @@ def _absent(benchmark: Benchmark, folder: Path) -> InputError:
         get = f"make it with 'rcalign data prepare {name} --from {larger}' and --keep LIST for each of its lists"
     else:
         get = f"get it with 'rcalign data fetch {name}', or 'rcalign data prepare {name} --from PATH' if you have it"
-    here = f" (the folder of that name here is './{name}')" if Path(name).is_dir() else ""
     return InputError(
-        f"{name} is not in the data root, no folder '{folder}'{here}: {get}, set RCALIGN_DATA if it is elsewhere, or "
+        f"{name} is not in the data root, no folder '{folder}': {get}, set RCALIGN_DATA if it is elsewhere, or "
         f"try things with 'rcalign data sample {name} --out DIR'."
     )
 
