@@ -246,7 +246,7 @@ class Search:
             more = remembered[1]["steps"]
             keep = [c for c in chosen if c.name in remembered[1]["candidates"] and c.network]
         if more >= 1.5 * steps:
-            self.say(f"Going on with {' and '.join(c.name for c in keep)} for {more} steps.")
+            self.say(f"Going on with {', '.join(c.name for c in keep)} for {more} steps.")
             second = self.run_round([*keep, *boosting], more, position=1)
             if len(second.complete(self.domains)) > len(boosting):
                 rounds.append(second)
@@ -422,7 +422,7 @@ class Search:
         if scores:
             value = np.mean if self.rule == "mean" else np.min
             best = max(scores, key=lambda name: float(value(scores[name])))
-            text += f", best so far {best} {100 * float(value(scores[best])):.1f} %"
+            text += f", best so far {best} ({self.rule} {100 * float(value(scores[best])):.1f} %)"
         if math.isfinite(self.clock.budget):
             text += f", {duration(max(0.0, self.clock.left))} of the budget left"
         return text
