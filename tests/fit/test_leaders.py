@@ -79,6 +79,18 @@ def test_without_time_nothing_is_begun_and_it_is_said(photos: Dataset, tmp_path:
     assert len(search.omitted) == 1 and "SWAD and ERM" in search.omitted[0] and "larger budget" in search.omitted[0]
 
 
+def test_what_took_too_long_at_the_start_is_not_measured_again_at_the_end(
+    photos: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end there is less time than at the start, and it is kept for the final model."""
+    search, last = search_of(photos, tmp_path, 1.0)
+    assert leaders.reserve_for_leaders(search, FROZEN) == 0.0
+    measured: list[object] = []
+    monkeypatch.setattr(leaders, "measure_tuning", lambda *what: measured.append(what))
+    assert leaders.fine_tune_leaders(search, last) == [] and not measured
+    assert "steps of one method take at least" in search.omitted[0]
+
+
 @pytest.mark.slow
 def test_a_machine_slower_than_was_measured_ends_within_the_budget(
     photos: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

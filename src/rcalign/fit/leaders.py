@@ -34,6 +34,7 @@ def reserve_for_leaders(search: Search, candidates: Sequence[Candidate]) -> floa
     leader = dataclasses.replace(dearest, frozen=False)
     tuning = _tuning_search(search)
     if not (tuning.recall_costs(leader) or measure_tuning(tuning, leader)):
+        search.least_tuning = (tuning.seconds_per_step, tuning.overhead)
         return 0.0
     available = search.available
     for count, compared in ((LEADERS, candidates), (1, candidates[:LEADERS])):
@@ -57,7 +58,11 @@ def fine_tune_leaders(search: Search, last: Round) -> list[Round]:
     if not leaders:
         return []
     tuning = _tuning_search(search)
-    enough = tuning.recall_costs(leaders[0]) or measure_tuning(tuning, leaders[0])
+    if search.least_tuning is not None:  # too much at the start, so too much now: measuring again would cost time
+        tuning.seconds_per_step, tuning.overhead = search.least_tuning
+        enough = False
+    else:
+        enough = tuning.recall_costs(leaders[0]) or measure_tuning(tuning, leaders[0])
     steps = _planned_steps(tuning, leaders) if enough else 0
     done: list[Round] = []
     for position, leader in enumerate(leaders):

@@ -81,6 +81,7 @@ class Search:
     cold: int = 0  # processes that have trained no fold yet
     start_seconds: float = RAY_START
     reserve: float = 0.0  # seconds that are kept for what follows the comparison, if the final model takes fewer
+    least_tuning: tuple[float, float] | None = None  # seconds of a step and overhead that left no time for fine-tuning
     boosting_seconds: float = 0.0  # of the longest fold of gradient boosting so far
     processes: ExitStack = field(default_factory=ExitStack)  # ends Ray
     ratios: list[float] = field(default_factory=list)  # of the seconds of a fold to those that were expected
