@@ -272,6 +272,15 @@ def test_a_probe_does_not_take_evaluations_or_the_first_training_for_steps(
     assert known_costs[0] == before and again.overhead == search.overhead, "measured once"
 
 
+def test_what_was_measured_for_other_threads_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger or smaller budget may train with another number of workers, hence of threads."""
+    data = loading.load(f"{table(tmp_path / 'p.csv')}?label=ill&domain=hospital")
+    for threads in (1, 2, 1):
+        monkeypatch.setattr("rcalign.fit.search.threads_of_fold", lambda workers, threads=threads: threads)
+        assert Search(data, "", tmp_path, Clock(3600)).probe(PORTFOLIO[0])
+        assert json.loads((tmp_path / "costs.json").read_text())["threads"] == threads
+
+
 def test_a_probe_that_takes_too_long_ends_and_the_recommended_method_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -117,6 +118,9 @@ class Search:
         """Trains a short fold for what its steps and the rest take. -> its seconds; None if time was up before."""
         times = StepTimes()
         folder = self.out / "folds" / f".probe-{candidate.frozen}-{name}"
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # of an earlier call, with other threads or killed: nothing to measure
         fold = Fold(candidate, self.domains[0], PROBE_STEPS, str(folder), self.seed, self.settings, PROBE_EVALUATIONS)
         begun = time.monotonic()
         with (
