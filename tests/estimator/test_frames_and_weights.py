@@ -58,7 +58,7 @@ def test_wrong_frames_are_said() -> None:
     with pytest.raises(InputError, match="no data frame"):
         DomainClassifier("erm", steps=2, domains="site").fit(np.zeros((4, 2)), [0, 1, 0, 1])
     model = DomainClassifier("erm", steps=2, domains="site").fit(data, y)
-    with pytest.raises(InputError, match=r"lacks the column 'marker'.*did you mean 'Marker'"):
+    with pytest.raises(InputError, match=r"lacks the column 'marker'.*may be its 'Marker'"):
         model.predict(data.rename(columns={"marker": "Marker"}))
     with pytest.raises(InputError, match="give one with the same columns"):
         model.predict(np.zeros((3, 3)))

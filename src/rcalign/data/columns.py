@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from rcalign.data.source import Arrays, listed, natural_key
-from rcalign.errors import InputError, unknown
+from rcalign.errors import InputError, nearest
 
 KINDS = ("number", "category", "date", "text")
 GAPS = frozenset(("", "na", "n/a", "nan", "null", "?", "<na>", "nat"))  # what people write for "not known"
@@ -191,9 +191,12 @@ def read_columns(columns: Sequence[Column], raw: Raw, where: str) -> np.ndarray:
     """
     missing = [column.name for column in columns if column.name not in raw]
     if missing:
-        close = unknown("column", missing[0], raw)  # says which name is near
+        what = f"column{'s' * (len(missing) > 1)} {listed(missing)}"
+        near = {name: nearest(name, raw) for name in missing}
+        guesses = [f"'{name}' may be its '{found}'" for name, found in near.items() if found is not None]
+        hint = f" ({', '.join(guesses[:3])})" if guesses else ""
         raise InputError(
-            f"{where} lacks the column {listed(missing)}, which the model reads ({close}) Rename it, or add it, empty "
+            f"{where} lacks the {what}, which the model reads{hint}: rename what has another name, or add it, empty "
             "where it is not known."
         )
     return np.concatenate([_read(column, raw[column.name], where) for column in columns], axis=1)
