@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import datetime
 import json
 from pathlib import Path
@@ -55,6 +56,22 @@ def test_kinds_and_roles(tmp_path: Path) -> None:
     assert data.group is None, "every patient has one row"
     twice = loading.load(write(tmp_path / "twice.csv", [*patients(), *patients(3)]))
     assert twice.group is not None and len(np.unique(twice.group)) == len(data)
+
+
+def test_a_table_is_read_as_its_raw_values_are(tmp_path: Path) -> None:
+    """Its numbers are there already; categories are renumbered, and those of rows left out are unknown."""
+    rows = patients()
+    for row in rows[::7]:
+        row[4] = ""
+    data = loading.load(write(tmp_path / "patients.csv", rows))
+    other = loading.load(write(tmp_path / "other.csv", [[*row[:4], "cigars", *row[5:]] for row in rows]))
+    assert isinstance(data.content, Table) and isinstance(other.content, Table)
+    encoding = learn_encoding(data.content, np.flatnonzero(data.domain != 0))
+    for content in (data.content, data.content.select(np.arange(5, 50)), other.content):
+        np.testing.assert_array_equal(encoding.read(content), encoding.read(content.raw))
+    codes = tuple(dataclasses.replace(c, kind="category") if c.name == "age" else c for c in data.content.columns)
+    as_names = Table(read_columns(codes, data.content.raw, "it"), data.content.raw, codes)
+    np.testing.assert_array_equal(encoding.read(as_names), encoding.read(data.content))
 
 
 def test_csv_parquet_pandas_and_polars_are_the_same_rows(tmp_path: Path) -> None:

@@ -45,5 +45,4 @@ class ColumnEncoder(nn.Module):
 @torch.no_grad()
 def encode_columns(encoding: Encoding, table: Table | Raw, where: str = "the table") -> np.ndarray:
     """Network inputs (n, f) float32 of raw columns."""
-    raw = table.raw if isinstance(table, Table) else table
-    return ColumnEncoder(encoding)(torch.from_numpy(encoding.read(raw, where))).numpy()
+    return ColumnEncoder(encoding)(torch.from_numpy(encoding.read(table, where))).numpy()

@@ -189,6 +189,12 @@ def read_columns(columns: Sequence[Column], raw: Raw, where: str) -> np.ndarray:
     >>> read_columns(columns, {"age": ["40", ""], "smoker": ["yes", "maybe"]}, "the table").tolist()
     [[40.0, 1.0], [nan, -1.0]]
     """
+    _check_columns(columns, raw, where)
+    return np.concatenate([_read(column, raw[column.name], where) for column in columns], axis=1)
+
+
+def _check_columns(columns: Sequence[Column], raw: Raw, where: str) -> None:
+    """Refuses a table that lacks a column."""
     missing = [column.name for column in columns if column.name not in raw]
     if missing:
         what = f"column{'s' * (len(missing) > 1)} {listed(missing)}"
@@ -199,7 +205,28 @@ def read_columns(columns: Sequence[Column], raw: Raw, where: str) -> np.ndarray:
             f"{where} lacks the {what}, which the model reads{hint}: rename what has another name, or add it, empty "
             "where it is not known."
         )
-    return np.concatenate([_read(column, raw[column.name], where) for column in columns], axis=1)
+
+
+def _read_table(columns: Sequence[Column], table: Table, where: str) -> np.ndarray:
+    """What ``read_columns`` gives for the raw values of a table, from its numbers, since reading text takes long."""
+    _check_columns(columns, table.raw, where)
+    starts = np.cumsum([0, *(column.width for column in table.columns)])
+    known = {column.name: (column, int(start)) for column, start in zip(table.columns, starts[:-1], strict=True)}
+    found = []
+    for column in columns:
+        own, start = known.get(column.name, (None, 0))
+        if own is None or (own.kind, own.encoder) != (column.kind, column.encoder):
+            found.append(_read(column, table.raw[column.name], where))
+        elif column.kind == "category":
+            code = {name: float(position) for position, name in enumerate(column.values)}
+            of_position = np.array([*(code.get(name, UNSEEN) for name in own.values), UNSEEN])  # the last: of UNSEEN
+            values = table.x[:, start]
+            gap = np.isnan(values)
+            codes = of_position[np.where(gap, 0, values).astype(np.int64)]
+            found.append(np.where(gap, math.nan, codes)[:, None])
+        else:
+            found.append(np.asarray(table.x[:, start : start + own.width], dtype=np.float64))
+    return np.concatenate(found, axis=1)
 
 
 def _read(column: Column, values: Sequence[Any], where: str) -> np.ndarray:
@@ -267,8 +294,10 @@ class Encoding:
     def width(self) -> int:
         return sum(item.width for item in self.inputs)
 
-    def read(self, raw: Raw, where: str = "the table") -> np.ndarray:
-        """Raw columns as numbers (n, c), in the terms of this encoding; see ``read_columns``."""
+    def read(self, raw: Raw | Table, where: str = "the table") -> np.ndarray:
+        """Raw columns, or a table, as numbers (n, c) in the terms of this encoding; see ``read_columns``."""
+        if isinstance(raw, Table):
+            return _read_table(self.columns, raw, where)
         return read_columns(self.columns, raw, where)
 
     def unknown_values(self, raw: Raw) -> dict[str, list[str]]:

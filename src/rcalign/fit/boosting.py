@@ -43,7 +43,7 @@ def fit_trees(
     """
     assert isinstance(dataset.content, Table)
     encoding = learn_encoding(dataset.content, rows)
-    x = encoding.read(dataset.content.raw)
+    x = encoding.read(dataset.content)
     category = np.concatenate([[column.kind == "category"] * column.width for column in encoding.columns]).astype(bool)
     known = x.copy()
     known[:, category] = np.where(x[:, category] == UNSEEN, np.nan, x[:, category])

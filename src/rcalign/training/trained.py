@@ -180,7 +180,7 @@ class TrainedModel:
             columns = ", ".join(column.name for column in encoding.columns)
             raise InputError(f"the model reads the columns {columns}: give a .csv or .parquet file that has them.")
         if isinstance(self.algorithm, BoostedTrees):  # trees split numbers and categories as they are
-            return encoding.read(content.raw, f"'{name}'")
+            return encoding.read(content, f"'{name}'")
         return encode_columns(encoding, content, f"'{name}'")
 
     @torch.no_grad()
