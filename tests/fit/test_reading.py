@@ -242,7 +242,7 @@ def test_a_sample_of_texts_is_read_and_the_model_knows_it(
     options: dict[str, Any] = {"label": "stars", "domain": "shop", "text": ["text"], "steps": 5, "workers": 1}
     found = api.fit(tmp_path / "reviews.csv", budget=60.0, out=tmp_path / "out", **options)
     assert now[0] <= 60.0 and FEWEST_ROWS <= found["sample"]["rows"] < found["sample"]["of"] == rows
-    assert found["sample"]["sentence"] in said
+    assert found["sample"]["sentence"] in said and not any("a sample of" in note for note in found["notes"])
     assert sum(map(sum, found["look"]["counts"])) == found["sample"]["rows"]
     shares = np.array(found["look"]["counts"]) / found["sample"]["rows"]
     assert np.abs(shares.sum(0) - [0.6, 0.4]).max() < 0.03 and np.abs(shares.sum(1) - 1 / 3).max() < 0.01

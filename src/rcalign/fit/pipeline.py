@@ -16,7 +16,7 @@ import numpy as np
 
 from rcalign import presets
 from rcalign.data.columns import Table
-from rcalign.data.source import Arrays, Dataset, partial_classes, sample_of, with_sample, without_sample
+from rcalign.data.source import Arrays, Dataset, partial_classes, sample_note, sample_of, with_sample, without_sample
 from rcalign.data.splits import split as make_splits
 from rcalign.errors import InputError
 from rcalign.evaluation.metrics import softmax
@@ -103,9 +103,11 @@ class PreparedFit:
 
     @property
     def notes(self) -> list[str]:
-        """The notes on the data but those on missing classes, which the overview has in words of its own."""
+        """The notes on the data but those on missing classes and on the sample, which are said elsewhere."""
         data = self.dataset
         said = partial_classes(data.classes, data.domains, data.y, data.domain)
+        if self.sample is not None:
+            said.append(sample_note(self.sample.rows, self.sample.of))
         return [note for note in data.notes if note not in said]
 
 
