@@ -246,3 +246,12 @@ def test_a_browser_draws_it(kind: str, reports: dict[str, Diagnosis], tmp_path: 
     visible = len(re.findall(r'data-drawn="yes"', drawn.stdout))
     assert visible >= 6
     assert drawn.stdout.count('<svg role="img"') >= visible
+
+
+def test_a_target_without_unusual_samples_is_said_to_have_none() -> None:
+    made = world(0, domains=3, classes=2, samples=200, width=3)
+    inside = np.repeat(made["features"].mean(0, keepdims=True), 5, axis=0)
+    for target, unusual in ((inside, False), (inside + 1000.0, True)):
+        page = render_html(diagnose_features(**made, target_features=target, replicates=10))
+        assert ("No sample by itself is unusual" in page) != unusual and ('<ol class="unusual">' in page) == unusual
+    assert "No sample by itself" not in render_html(diagnose_features(**made)), "nothing of a target that there is not"
