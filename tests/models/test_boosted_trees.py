@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from rcalign.checkpoints import load_weights, save_weights
@@ -63,3 +65,30 @@ def test_a_damaged_file_is_refused(name: str) -> None:
         BoostedTrees({**arrays, name: arrays[name] + 10_000})
     with pytest.raises(InputError, match=f"no array '{name}'"):
         BoostedTrees({key: value for key, value in arrays.items() if key != name})
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), rows=st.integers(0, 600), classes=st.integers(2, 4), categories=st.booleans())
+def test_the_loop_and_the_operations_walk_alike(seed: int, rows: int, classes: int, categories: bool) -> None:
+    rng = np.random.default_rng(seed)
+    known = rng.normal(size=(200, 3))
+    known[:, 1] = rng.integers(0, 6, 200)
+    known[rng.random((200, 3)) < 0.1] = np.nan
+    y = rng.integers(0, classes, 200)
+    fitted = HistGradientBoostingClassifier(
+        max_iter=4, categorical_features=[1] if categories else None, min_samples_leaf=3
+    ).fit(known, y)
+    trees = BoostedTrees.from_fitted(fitted, classes)
+    x = rng.normal(size=(rows, 3)) * 3
+    x[:, 1] = rng.integers(-2, 9, rows)  # also categories that training did not have
+    x[rng.random((rows, 3)) < 0.2] = np.nan
+    x[rng.random((rows, 3)) < 0.05] = np.inf
+    given_rows = torch.from_numpy(x)
+    assert torch.equal(trees.scores(given_rows), trees._scores_by_operations(given_rows))
+
+
+def test_too_few_columns_are_refused() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    fitted = HistGradientBoostingClassifier(max_iter=3).fit(x, (x[:, 3] > 0).astype(int))
+    with pytest.raises(InputError, match="the rows have 3"):
+        BoostedTrees.from_fitted(fitted, 2).scores(torch.from_numpy(x[:, :3].copy()))

@@ -33,6 +33,17 @@ class FittedTrees:
     cut: bool = False  # by time
 
 
+def expected_seconds(dataset: Dataset) -> float:
+    """The seconds that a fold may take before one was measured: trees are fitted to each class, to one of two.
+
+    From what folds took on one core: 0.5 s with 20,000 rows of 10 columns and 3 classes, 4 s with 200,000 rows of 30
+    columns and 2 classes.
+    """
+    assert isinstance(dataset.content, Table)
+    outputs = len(dataset.classes) if len(dataset.classes) > 2 else 1
+    return 0.5 + dataset.content.x.size * (2 + outputs) / 5e6
+
+
 def fit_trees(
     dataset: Dataset, rows: np.ndarray, seed: int, seconds_left: Callable[[], float] | None = None
 ) -> FittedTrees:
@@ -50,7 +61,7 @@ def fit_trees(
     fitted = HistGradientBoostingClassifier(categorical_features=category, random_state=seed)
     cut = fit_in_time(fitted, known[rows], dataset.y[rows], seconds_left)
     trees = BoostedTrees.from_fitted(fitted, len(dataset.classes))
-    ours = np.concatenate([trees.scores(part).numpy() for part in torch.from_numpy(x).split(4096)])
+    ours = trees.scores(torch.from_numpy(x)).numpy()
     if not (ours == fitted.decision_function(known).reshape(ours.shape)).all():
         raise InputError(
             "the trees of this version of scikit-learn are not walked as rcalign walks them: use the version in "

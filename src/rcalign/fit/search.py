@@ -24,6 +24,7 @@ import numpy as np
 from rcalign.data.source import Dataset
 from rcalign.errors import InputError
 from rcalign.files import write_whole
+from rcalign.fit import boosting
 from rcalign.fit.folds import EVALUATIONS, Fold, Outcome, folder_of, read_outcome, run_fold
 from rcalign.fit.portfolio import Candidate
 from rcalign.fit.timing import Clock, Pace, StepTimes, at_once, interrupt_when, threads_of_fold, torch_threads
@@ -182,7 +183,7 @@ class Search:
     def expected_seconds(self, candidate: Candidate, steps: int) -> float:
         """The seconds that a fold takes on a machine as it was when it was measured."""
         if not candidate.network:
-            return self.boosting_seconds or 0.5 + len(self.dataset) / 5000
+            return self.boosting_seconds or boosting.expected_seconds(self.dataset)
         return self.overhead + steps * self.seconds_per_step * candidate.cost
 
     def seconds(self, candidate: Candidate, steps: int) -> float:

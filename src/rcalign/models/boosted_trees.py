@@ -1,8 +1,8 @@
 """Gradient-boosted trees as a network of fixed arrays: what scikit-learn fitted, without scikit-learn's pickles.
 
 scikit-learn saves its models with pickle only, and reading a pickle runs whatever code it holds. Here the nodes of all
-trees are tensors, saved as safetensors like any other weights, and walked by torch operations: the scores have the same
-bits as scikit-learn's, and the walk can be exported like any other network.
+trees are tensors, saved as safetensors like any other weights, and walked by a compiled loop or, on other devices and
+in exported files, by torch operations: either way the scores have the same bits as scikit-learn's.
 
 A row starts at node 0 of every tree. At a node that splits a number it goes left if value <= threshold, at one that
 splits a category if the category is in the node's set; where the value is missing (NaN, or a category below 0, which is
@@ -78,6 +78,7 @@ class BoostedTrees(nn.Module):
             self.register_buffer(name, arrays[name])
         self._check()
         self._num_classes, self._depth = (int(number) for number in self.shape)
+        self._columns = int(self.feature.max()) + 1
 
     def _check(self) -> None:
         """A file that was changed must not make a row walk out of its arrays."""
@@ -136,6 +137,18 @@ class BoostedTrees(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """x (n, c) float64: numbers, and categories as their positions -> raw scores (n, K)."""
+        if x.device.type != "cpu" or type(x) is not Tensor or torch.jit.is_tracing():  # a subclass: being exported
+            return self._scores_by_operations(x)
+        from rcalign.models.tree_kernels import walk  # here and not above: compiled when it is needed
+
+        if x.shape[1] < self._columns:
+            raise InputError(f"the trees split {self._columns} columns, but the rows have {x.shape[1]}.")
+        scores = self.baseline.repeat(len(x), 1)
+        nodes = (getattr(self, name).numpy() for name in NODES)
+        walk(x.contiguous().numpy(), *nodes, self.sets.numpy(), self._depth, scores.numpy())
+        return scores
+
+    def _scores_by_operations(self, x: Tensor) -> Tensor:
         # x.shape[0], not len(x): an exported graph takes any number of rows
         start = torch.arange(len(self.value), device=x.device) * self.value.shape[1]  # where a tree's nodes begin
         node = start.expand(x.shape[0], -1)
@@ -151,7 +164,8 @@ class BoostedTrees(nn.Module):
             goes_left = (is_category & in_set) | (~is_category & (values <= flat["threshold"][node]))
             goes_left = (missing & flat["missing_left"][node]) | (~missing & goes_left)
             node = torch.where(goes_left, flat["left"][node], flat["right"][node]) + start
-        leaves = flat["value"][node].view(x.shape[0], -1, len(self.baseline))
+        rounds = len(self.value) // len(self.baseline)
+        leaves = flat["value"][node].view(x.shape[0], rounds, len(self.baseline))
         first = self.baseline.expand(x.shape[0], 1, -1)
         return torch.cumsum(torch.cat([first, leaves], 1), 1)[:, -1]  # one after the other, as scikit-learn adds
 
