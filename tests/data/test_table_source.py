@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import datetime
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,18 @@ from hypothesis import strategies as st
 from rcalign import api
 from rcalign.data import loading
 from rcalign.data.column_encoder import encode_columns
-from rcalign.data.columns import Column, Encoding, Table, as_days, infer, learn_encoding, read_columns
+from rcalign.data.columns import (
+    Column,
+    Encoding,
+    Table,
+    as_days,
+    as_number,
+    infer,
+    is_gap,
+    learn_encoding,
+    plain_numbers,
+    read_columns,
+)
 from rcalign.data.sources.table import Roles, address, divided, frame_columns, from_columns
 from rcalign.errors import InputError
 
@@ -207,3 +219,53 @@ def test_category_of_numbers() -> None:
     raw = {"code": [1, 2, 1], "y": ["a", "b", "a"], "d": ["u", "v", "u"]}
     data = from_columns(raw, Roles(label="y", domain="d", category=("code",)), name="t", where="t")
     assert data.content.columns == (Column("code", "category", ("1", "2")),)  # type: ignore[union-attr]
+
+
+ODD = [
+    "",
+    " ",
+    "NA",
+    "?",
+    "nan",
+    "+nan",
+    "inf",
+    "-Infinity",
+    "1_000",
+    "1e400",
+    "7 kg",
+    "٣",
+    "0x1",
+    "1,5",
+    "none",
+    "\u00a02",
+]
+VALUES = st.one_of(
+    st.floats().map(str),
+    st.sampled_from(ODD),
+    st.text(max_size=3),
+    st.floats(),
+    st.integers(),
+    st.none(),
+    st.booleans(),
+    st.just(np.float64(2.5)),
+    st.just(datetime.date(2024, 1, 2)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.lists(VALUES, max_size=6),
+        st.lists(st.one_of(st.floats().map(str), st.sampled_from(ODD)), max_size=6),
+        st.lists(st.one_of(st.floats(), st.integers(), st.none()), max_size=6),
+    )
+)
+def test_a_column_of_numbers_is_read_at_once_as_it_is_value_by_value(values: list[Any]) -> None:
+    """Either the same numbers, or the values are looked at one by one."""
+    found = plain_numbers(values)
+    one_by_one = [math.nan if is_gap(value) else as_number(value) for value in values]
+    if found is not None:
+        assert None not in one_by_one
+        np.testing.assert_array_equal(found, np.array(one_by_one, np.float64))
+    elif {type(value) for value in values} == {str}:
+        assert None in one_by_one or any("_" in value for value in values)

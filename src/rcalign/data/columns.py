@@ -145,11 +145,48 @@ def as_category(value: Any) -> str:
     return str(value).strip()
 
 
+def plain_numbers(values: Sequence[Any]) -> np.ndarray | None:
+    """The numbers (n,) of a column of nothing but numbers and gaps, which are NaN; None for any other column.
+
+    What ``is_gap`` and ``as_number`` say of each value, in a tenth of the time: nearly all columns are such.
+
+    >>> plain_numbers(["1.5", "", " 2"]), plain_numbers([1, None]), plain_numbers(["1.5", "high"])
+    (array([1.5, nan, 2. ]), array([ 1., nan]), None)
+    """
+    kinds = set(map(type, values))
+    try:
+        if kinds <= {int, float, type(None)}:
+            found = np.array(values, np.float64)
+        elif kinds == {str} and "_" not in "".join(values):  # Python reads 1_000, people do not write it
+            found = np.fromiter(map(_spelled, values), np.float64, len(values))
+        else:
+            return None
+    except (ValueError, OverflowError):
+        return None
+    gaps = np.flatnonzero(np.isnan(found)).tolist()
+    if np.isinf(found).any() or not all(is_gap(values[row]) for row in gaps):
+        return None
+    return found
+
+
+def _spelled(text: str) -> float:
+    """The number that a text spells, NaN for a gap; otherwise a ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        if is_gap(text):
+            return math.nan
+        raise
+
+
 def infer(name: str, values: Sequence[Any], where: str) -> Column | None:
     """What a column holds, from all its values; None if every value is a gap.
 
     A column that is nearly all numbers (or dates) with a few other entries is an error: guessing would hide it.
     """
+    numbers = plain_numbers(values)
+    if numbers is not None:
+        return None if np.isnan(numbers).all() else Column(name, "number")
     known = [(row, value) for row, value in enumerate(values) if not is_gap(value)]
     if not known:
         return None
@@ -241,6 +278,9 @@ def _read(column: Column, values: Sequence[Any], where: str) -> np.ndarray:
         return np.array(
             [[math.nan if is_gap(value) else code.get(as_category(value), UNSEEN)] for value in values], np.float64
         ).reshape(-1, 1)
+    numbers = plain_numbers(values) if column.kind == "number" else None
+    if numbers is not None:
+        return numbers[:, None]
     read = as_number if column.kind == "number" else as_days
     out = np.full((len(values), 1), math.nan)
     for row, value in enumerate(values):
