@@ -11,6 +11,7 @@ from scipy import stats
 
 from rcalign import spaces
 from rcalign.algorithms.rc_align import RCAlign
+from rcalign.fit.portfolio import recommended
 from rcalign.reports.figures import AVERAGE, Results
 from results import __main__ as command
 from results import confirm, pages, plans, records, step_pages, step_study, tables
@@ -127,6 +128,7 @@ def test_every_figure_is_that_of_the_records() -> None:
         2: [
             *(mean("mdlt", label) for label in ("BSoftmax", "ERM", "BSoftmax + SWAD")),
             *(mean(long_tailed, label) for label in ("BSoftmax", "ERM")),
+            *(signed(third().against(label, "ERM")) for label in ("BSoftmax", "BSoftmax + SWAD")),
         ],
         3: [mean("compound", label) for label in ("BSoftmax + SWAD", "ERM", PLUS, "RC-Align")],
         4: [
@@ -242,6 +244,18 @@ def test_the_third_candidate_is_judged_by_the_rule_and_the_default() -> None:
     assert min(step_pages.holm(p).values()) > 0.05
     defaults = RCAlign.Hparams()
     assert {name: getattr(defaults, name) for name in look.candidate} == look.candidate and defaults.weight_average
+
+
+def test_what_fit_recommends_without_comparing_is_what_the_records_say() -> None:
+    """Best of the table where shares of classes differ, and ahead of plain training in it and where they do not."""
+    labels = {"SWAD": "ERM + SWAD", "RC-Align": SHIPPED}
+    figures, look = third(), confirm.THIRD
+    shifted, alike = (labels[recommended(4, shift, images=False)[0].name] for shift in (0.8, 0.0))
+    in_shifted = {label: figures.against(label, "ERM", look.compound).mean for label in figures.values}
+    assert max(in_shifted, key=in_shifted.__getitem__) == shifted
+    rest = [row for row in figures.rows if row not in look.compound]
+    assert figures.against(alike, "ERM", rest).mean > 0 and figures.against(alike, "ERM").mean > 0
+    assert figures.against("BSoftmax + SWAD", "ERM").verdict == "loses"
 
 
 def test_wins_and_ties_are_those_of_the_records() -> None:

@@ -301,7 +301,7 @@ def _finish(fit: PreparedFit, rounds: Sequence[Round], scores: Mapping[str, list
 
 def _default_only(fit: PreparedFit, steps: int | None, omitted: str | None = None) -> Fitted:
     dataset, clock, say = fit.dataset, fit.clock, fit.say
-    candidate, why = recommended(fit.seen.counts, fit.seen.prior_shift, images=fit.images)
+    candidate, why = recommended(len(fit.seen.counts), fit.seen.prior_shift, images=fit.images)
     say(f"Training {candidate.name} without comparing: {why}.")
     if len(dataset.domains) < 2:
         say("There is one domain only: nothing can be said of the next one.")
