@@ -9,14 +9,14 @@ import time
 
 import numpy as np
 
-from bench.timing import Row, row
+from bench.timing import RESIDENT, Row, row
 from rcalign.diagnosis import Distance, cloud, wasserstein
 
 SECONDS, GIBIBYTES = 60.0, 4.0
 
 # in a process of its own, so that the peak memory is the diagnosis's
-_WHOLE = """
-import json, resource, time
+_WHOLE = f"""{RESIDENT}
+import json, time
 import numpy as np
 from rcalign.diagnosis import diagnose_features
 rng = np.random.default_rng(0)
@@ -26,14 +26,10 @@ features = rng.normal(size=(samples, inner)) @ rng.normal(size=(inner, width)) /
 features += 0.2 * rng.normal(size=(samples, width)) + 0.3 * rng.normal(size=(domains, width))[domain]
 features = np.maximum(features + 0.3 * rng.normal(size=(classes, width))[labels], 0).astype(np.float32)
 head = 0.05 * rng.normal(size=(classes, width))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start, cpu = time.perf_counter(), time.process_time()
 diagnose_features(features, labels, domain, head_weight=head, workers=2)
-print(json.dumps({
-    "seconds": time.perf_counter() - start,
-    "cpu": time.process_time() - cpu,
-    "gibibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-}))
+seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+print(json.dumps(dict(seconds=seconds, cpu=cpu, gibibytes=resident("VmHWM") / 1024)))
 """
 
 

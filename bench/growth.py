@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bench.features import dataset, ready
-from bench.timing import Row, row
+from bench.timing import RESIDENT, Row, row
 from rcalign.diagnosis import diagnose_features
 from rcalign.store.sweep_folder import SweepFolder
 from rcalign.sweeps.plan import expand
@@ -53,15 +53,13 @@ METHODS = (
     "RSC",
 )
 
-_REPORT = """
-import json, resource, sys, time
+_REPORT = f"""{RESIDENT}
+import json, sys, time
 from rcalign import api
 begun = time.process_time()
 page = api.report(sys.argv[1], out=sys.argv[2])
-print(json.dumps({
-    "seconds": time.process_time() - begun,
-    "gibibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-}))
+seconds = time.process_time() - begun
+print(json.dumps(dict(seconds=seconds, gibibytes=resident("VmHWM") / 1024)))
 """
 
 Curve = list[tuple[int, float]]

@@ -13,6 +13,12 @@ from typing import Any
 from rcalign.devices import keep_freed_memory
 
 Row = dict[str, Any]
+# for scripts in a process of their own; resource's ru_maxrss would begin with the memory of the process that started it
+RESIDENT = """
+def resident(field):
+    'MiB of this process now (VmRSS) or at the highest (VmHWM).'
+    return next(int(line.split()[1]) / 1024 for line in open('/proc/self/status') if line.startswith(field))
+"""
 
 
 def row(name: str, value: float, goal: str = "none") -> Row:
@@ -53,14 +59,12 @@ def peak_memory(setup: str, work: str) -> float:
 
     The peak is the one that Linux keeps (VmHWM), set back to what is resident before the work begins.
     """
-    watched = f"""
-def now(field):
-    return next(int(line.split()[1]) / 1024 for line in open('/proc/self/status') if line.startswith(field))
+    watched = f"""{RESIDENT}
 {setup}
 open('/proc/self/clear_refs', 'w').write('5')
-before = now('VmRSS')
+before = resident('VmRSS')
 {work}
-print(now('VmHWM') - before)
+print(resident('VmHWM') - before)
 """
     done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
