@@ -348,3 +348,17 @@ def test_trees_that_were_cut_are_said_and_with_more_time_they_are_whole(tmp_path
         whole = train_trees(table, table.name, tmp_path / name, clock=clock, **options)
         assert not whole.cut and not whole.sentence and whole.made == 100
     assert weights(tmp_path / "free") == weights(tmp_path / "kept")
+
+
+def test_the_budget_that_is_said_to_be_enough_compares_two_methods(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
+) -> None:
+    candidates, costs = portfolio(domains=3, images=False, table=False), {"seconds_per_step": 0.1, "overhead": 1.0}
+    small = Search(data, "", tmp_path, Clock(20.0), **costs)
+    assert small.needed_budget(candidates, 100) is None  # nothing is known before a round was planned
+    folds_of_known_cost(monkeypatch, machine, lambda fold: small.expected_seconds(fold.candidate, fold.steps))
+    assert small.run(candidates, 100) == []
+    needed = small.needed_budget(candidates, 100)
+    assert needed is not None and needed > 20
+    (done,) = Search(data, "", tmp_path, Clock(needed), **costs).run(candidates, 100)
+    assert done.complete(data.domains) == [c.name for c in candidates[:2]]

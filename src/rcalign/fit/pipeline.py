@@ -35,6 +35,7 @@ from rcalign.fit.search import Round, Search, candidate_json, start_seconds, wor
 from rcalign.fit.timing import Clock
 from rcalign.store.json_files import write_json
 from rcalign.store.run_folder import RunFolder, read_config
+from rcalign.sweeps.progress import duration
 from rcalign.training.job import prepare_run
 from rcalign.training.options import TrainOptions
 
@@ -193,8 +194,10 @@ def run_pipeline(
     with search.processes:
         rounds, scores = _compare(search, candidates, full, images)
     if not scores:
-        say(TOO_SMALL)
-        return _default_only(fit, full, TOO_SMALL)
+        needed = search.needed_budget(candidates, full)
+        sentence = TOO_SMALL if needed is None else f"{TOO_SMALL} About {duration(needed)} would compare two."
+        say(sentence)
+        return _default_only(fit, full, sentence)
     return _finish(fit, rounds, scores, search)
 
 

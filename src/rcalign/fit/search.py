@@ -84,6 +84,7 @@ class Search:
     start_seconds: float = RAY_START
     reserve: float = 0.0  # seconds that are kept for what follows the comparison, if the final model takes fewer
     least_tuning: tuple[float, float] | None = None  # seconds of a step and overhead that left no time for fine-tuning
+    preparing: float | None = None  # seconds that went before the first round, starting the workers included
     boosting_seconds: float = 0.0  # of the longest fold of gradient boosting so far
     processes: ExitStack = field(default_factory=ExitStack)  # ends Ray
     ratios: list[float] = field(default_factory=list)  # of the seconds of a fold to those that were expected
@@ -211,6 +212,13 @@ class Search:
         start = (self.start_seconds if self.workers > 1 else 0.0) + (self.warm_up if self.cold else 0.0)
         return self.clock.left - self.reserve - start
 
+    def needed_budget(self, candidates: Sequence[Candidate], full_steps: int) -> float | None:
+        """The seconds in which the first two methods would be compared; None if nothing was measured."""
+        if self.preparing is None:
+            return None
+        fewest = min(FEWEST_STEPS, full_steps)
+        return self.preparing + self.round_seconds(candidates[:2], fewest) + self.rest_seconds(fewest)
+
     def omit(self, sentence: str) -> None:
         """Says, now and on the page, what the budget has no room for."""
         self.omitted.append(sentence)
@@ -224,6 +232,7 @@ class Search:
         if remembered and remembered[0]["steps"] > full_steps:  # of a call that asked for more
             remembered = []
         available = self.available
+        self.preparing = self.clock.budget - self.reserve - available
         steps, chosen = full_steps, list(candidates)
         if remembered:
             steps = remembered[0]["steps"]
