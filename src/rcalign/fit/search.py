@@ -120,9 +120,8 @@ class Search:
         """Trains a short fold for what its steps and the rest take. -> its seconds; None if time was up before."""
         times = StepTimes()
         folder = self.out / "folds" / f".probe-{candidate.frozen}-{name}"
-        shutil.rmtree(
-            folder, ignore_errors=True
-        )  # of an earlier call, with other threads or killed: nothing to measure
+        # what an earlier call left, with other threads or killed, has nothing to measure
+        shutil.rmtree(folder, ignore_errors=True)
         fold = Fold(candidate, self.domains[0], PROBE_STEPS, str(folder), self.seed, self.settings, PROBE_EVALUATIONS)
         begun = time.monotonic()
         with (
